@@ -55,9 +55,9 @@ def decoders(side: int) -> dict[str, Callable[[str], np.ndarray] | str]:
     turbo = features.version("libjpeg_turbo") or "another libjpeg"
 
     def by_pillow(path: str) -> np.ndarray:
-        with pictures._opened(path, "") as image:
+        with pictures._opened_picture(path, "") as image:
             image.draft("RGB", (side, side))
-            return pictures._scale_centre(pictures._rgb(image), side, 3)
+            return pictures._scale_centre(pictures._as_rgb(image), side, 3)
 
     found: dict[str, Callable[[str], np.ndarray] | str] = {
         f"{'pillow-simd' if is_simd else 'pillow'} {pillow_version} (libjpeg-turbo {turbo})": by_pillow

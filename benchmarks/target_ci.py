@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitscale.analysis.runs.repeats import half_width, looked_at, run_plan
+from vitscale.analysis.runs.repeats import count_deciding_runs, half_width, run_plan
 from vitscale.analysis.statistics import interval
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
@@ -52,7 +52,7 @@ def ended(costs: Sequence[float], target_ci: float) -> tuple[bool, bool, bool, i
     plan = run_plan(costs, target_ci)
     reached = plan is not None and plan.runs <= len(costs)
     runs = costs[: plan.runs] if plan is not None else costs
-    found = interval(runs, looked=looked_at(runs, target_ci))
+    found = interval(runs, deciding_runs=count_deciding_runs(runs, target_ci))
     holds = (found.low or 0.0) <= 1 + 1e-12 and (found.high or 0.0) >= 1 - 1e-12
     return reached, holds, (half_width(found) or 0.0) <= target_ci, len(runs)
 

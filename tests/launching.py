@@ -10,7 +10,7 @@ from pathlib import Path
 
 from study_factory import expanded
 from vitscale.launchers import Launcher, Spawn
-from vitscale.launchers.base import lacking
+from vitscale.launchers.base import hosts_refusal
 from vitscale.machine.hosts import Host
 from vitscale.trial.trial import Trial, World
 
@@ -27,7 +27,7 @@ class BareLauncher(Launcher):
         return replace(spawn, per_host=bool(spawn.hosts))
 
     def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
-        return lacking(world, hosts) if world.size == 1 else f"it starts one rank, not {world.size}"
+        return hosts_refusal(world, hosts) if world.size == 1 else f"it starts one rank, not {world.size}"
 
 
 def world(nodes: int, ranks_per_node: int) -> World:

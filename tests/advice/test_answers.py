@@ -245,7 +245,7 @@ def test_what_roughly_looks_hopeless_would_not_have_been_an_answer(monkeypatch: 
         return advise(measured, asked, NO_NOISE, forecast)
 
     screened = advice(ROUGH)
-    monkeypatch.setattr(forecast_table, "_CLEARLY", 1e9)
+    monkeypatch.setattr(forecast_table, "_MOST_TIMES_THE_BEST", 1e9)
     whole = advice(DRAWS)
     assert screened.answers == whole.answers
     assert screened.front == whole.front
@@ -475,7 +475,7 @@ def test_needed_checkpointing_is_kept_where_ranks_share_models_in_two_ways() -> 
     found = candidates(comparable_series(Evidence(series, UNKNOWN), None), ((4, 4),)).combinations
     oom = np.array([0.9 if one.parallel.tensor == 2 and not one.activation_checkpointing else 0.0 for one in found])
 
-    needless = forecast_table._needless(found, oom, False)
+    needless = forecast_table._needless_checkpointing(found, oom, False)
 
     assert {
         (one.parallel.tensor, one.activation_checkpointing)

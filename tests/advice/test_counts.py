@@ -9,7 +9,7 @@ import pytest
 
 from advice_factory import ASKED, NO_NOISE, forecaster
 from evidence_factory import make_evidence, make_point
-from vitscale.advice.candidates import candidates, counts_of, rank_counts, rented
+from vitscale.advice.candidates import candidates, candidates_on_instances, rank_counts, rank_counts_on_instances
 from vitscale.advice.comparable_series import comparable_series
 from vitscale.advice.pipeline import advise
 from vitscale.errors import RequestError
@@ -63,26 +63,26 @@ EIGHT, SINGLE = Instance("eight", gpu_type("A100"), 8, 32.0), Instance("single",
 
 def test_instances_come_to_the_counts_that_were_asked_for_and_to_no_more() -> None:
     series = [Series("ddp", "strong-micro", {}, tuple(ONE_HOST))]
-    assert counts_of(EIGHT, series, None, None) == (8, 16)
-    assert counts_of(EIGHT, series, (4, 8, 12, 24), None) == (8, 24)
-    assert counts_of(SINGLE, series, (3, 8), 4) == (3,)
-    assert counts_of(EIGHT, series, None, 4) == ()
+    assert rank_counts_on_instances(EIGHT, series, None, None) == (8, 16)
+    assert rank_counts_on_instances(EIGHT, series, (4, 8, 12, 24), None) == (8, 24)
+    assert rank_counts_on_instances(SINGLE, series, (3, 8), 4) == (3,)
+    assert rank_counts_on_instances(EIGHT, series, None, 4) == ()
 
 
 def test_an_instance_that_is_too_large_is_named_and_where_none_is_left_that_is_said() -> None:
     own = comparable_series(make_evidence(ONE_HOST), None)
-    looked = rented(own, [EIGHT, SINGLE], (3,), None)
+    looked = candidates_on_instances(own, [EIGHT, SINGLE], (3,), None)
     assert {candidate.instance for candidate in looked.combinations} == {SINGLE}
     assert {candidate.gpus for candidate in looked.combinations} == {3}
     assert looked.refused == {"eight": "no whole number of them has a rank count that was asked for"}
     with pytest.raises(RequestError, match="no whole number of them"):
-        rented(own, [EIGHT], None, 4)
+        candidates_on_instances(own, [EIGHT], None, 4)
 
 
 def test_an_instance_that_is_named_like_its_gpu_and_too_large_leaves_others_with_that_gpu() -> None:
     own = comparable_series(make_evidence(ONE_HOST), None)
     named_like_its_gpu = replace(EIGHT, name=SINGLE.gpu.name)
-    looked = rented(own, [named_like_its_gpu, SINGLE], (3,), None)
+    looked = candidates_on_instances(own, [named_like_its_gpu, SINGLE], (3,), None)
     assert {candidate.instance for candidate in looked.combinations} == {SINGLE}
     assert set(looked.refused) == {SINGLE.gpu.name}
 

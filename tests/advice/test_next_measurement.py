@@ -8,7 +8,7 @@ import pytest
 from advice_factory import ASKED, advised, evidence
 from evidence_factory import MEASURED, UNKNOWN
 from vitscale.advice.next_measurement import CHECKED_SPREAD, measurements
-from vitscale.advice.request import Option, of_a_run
+from vitscale.advice.request import Option, future_run_estimate
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.gpu_types import gpu_type
 from vitscale.prediction.instances import Instance
@@ -24,7 +24,7 @@ SHARES = {
 def across_hosts() -> Option:
     """8 ranks on 2 hosts, whose time is known within a factor of 2."""
     option = advised(replace(ASKED, gpus=(8,), ranks_per_node=4)).answers[0].option
-    return replace(option, training=of_a_run(1000.0, 700.0, 1400.0))
+    return replace(option, training=future_run_estimate(1000.0, 700.0, 1400.0))
 
 
 def test_an_unknown_network_is_checked_first_and_the_width_is_that_of_the_root_of_the_variances() -> None:
@@ -40,7 +40,7 @@ def test_an_unknown_network_is_checked_first_and_the_width_is_that_of_the_root_o
 
 
 def test_start_up_is_not_what_is_uncertain() -> None:
-    option = replace(across_hosts(), seconds=of_a_run(1500.0, 1200.0, 1900.0))
+    option = replace(across_hosts(), seconds=future_run_estimate(1500.0, 1200.0, 1900.0))
 
     assert measurements(option, evidence().series[0], UNKNOWN, SHARES)[0].spread_before == pytest.approx(2.0)
 

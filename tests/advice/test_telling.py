@@ -10,7 +10,7 @@ from advice_factory import ASKED, advised, evidence, forecaster
 from vitscale.advice.next_measurement import Measurement
 from vitscale.advice.pipeline import Advice, advise
 from vitscale.advice.printing import advice_document, advice_fields
-from vitscale.advice.request import NoiseScale, of_a_run
+from vitscale.advice.request import NoiseScale, future_run_estimate
 from vitscale.advice.sentences import notes
 from vitscale.errors import RequestError
 from vitscale.pages.charts.advice import advice_chart, check_format, write_advice_chart
@@ -181,7 +181,7 @@ def test_what_is_better_and_less_sure_stands_under_the_answers() -> None:
 def test_hints_beside_the_answers_say_how_well_they_are_known() -> None:
     advice = advised(replace(ASKED, large_batch=False, gpus=(1, 2, 4)))
     option = advice.answers[0].option
-    other = replace(option, label="prior-driven", seconds=of_a_run(1.0, 0.9, 1.1))
+    other = replace(option, label="prior-driven", seconds=future_run_estimate(1.0, 0.9, 1.1))
     told = " ".join(notes(replace(advice, other_batch=other, large_batch=other)))
     assert "would take 1.00 s (prior-driven; what that does to accuracy is unknown). --any-batch" in told
     assert "would take 1.00 s (prior-driven). --large-batch" in told

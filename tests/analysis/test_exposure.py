@@ -39,7 +39,7 @@ def test_the_late_rank_transfers_and_the_early_one_waits_before_it() -> None:
     assert early.wire == ((5.0, 7.0),)
     assert late.wait == ()
     assert late.wire == ((5.0, 7.0),)
-    assert (early.late_by_seconds, late.late_by_seconds) == (3.0, 0.0)
+    assert (early.waiting_seconds, late.waiting_seconds) == (3.0, 0.0)
 
 
 def test_overlapping_collectives_are_served_one_after_the_other() -> None:
@@ -47,7 +47,7 @@ def test_overlapping_collectives_are_served_one_after_the_other() -> None:
     both = [(1.0, 4.0), (2.0, 6.0), (3.0, 8.0)]
     for one in exposures([(0, line(both, [])), (1, line(both, []))]):
         assert one.wire_seconds == 7.0
-        assert one.late_by_seconds == 0.0
+        assert one.waiting_seconds == 0.0
 
 
 def test_only_idle_time_is_exposed() -> None:
@@ -56,7 +56,7 @@ def test_only_idle_time_is_exposed() -> None:
     assert first.exposed == ((5.0, 7.0),)
     assert first.wait == ()  # it computed while rank 1 was on its way
     assert first.wire == ((5.0, 7.0),)
-    assert first.late_by_seconds == 2.0
+    assert first.waiting_seconds == 2.0
     assert second.wire == ((4.0, 7.0),)
 
 
@@ -227,7 +227,7 @@ def test_what_still_travels_to_another_rank_is_transfer_and_no_wait_for_it() -> 
     assert first.wait == ((81.0, 111.0),)
     assert (second.norm, second.wire) == (((0.0, 20.0), (21.0, 60.0)), ((61.0, 80.0), (111.0, 131.0)))
     assert second.wait == ((60.0, 61.0),)
-    assert (first.late_by_seconds, second.late_by_seconds) == (30.0, 1.0)
+    assert (first.waiting_seconds, second.waiting_seconds) == (30.0, 1.0)
 
 
 def test_a_constant_difference_between_the_ends_is_one_between_the_clocks() -> None:
@@ -241,4 +241,4 @@ def test_a_constant_difference_between_the_ends_is_one_between_the_clocks() -> N
     )
     assert first.wait == ((1.0, 3.0),)
     assert first.wire == ((3.0, 5.0), (8.0, 9.0))
-    assert (first.late_by_seconds, second.late_by_seconds) == (2.0, 1.0)
+    assert (first.waiting_seconds, second.waiting_seconds) == (2.0, 1.0)

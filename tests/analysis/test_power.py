@@ -11,7 +11,13 @@ from scipy.special import nctdtr
 
 from vitscale.analysis import power
 from vitscale.analysis.counterparts import Measured, gate_of
-from vitscale.analysis.power import MOST_REPEATS, ComparisonQuestion, repeats_to_clear, repeats_to_show, smallest_shown
+from vitscale.analysis.power import (
+    MOST_REPEATS,
+    ComparisonQuestion,
+    repeats_to_find_within,
+    repeats_to_show,
+    smallest_shown,
+)
 from vitscale.analysis.statistics import LogMean, compare, compare_pairs, corrected, log_mean, ratio, t_quantile
 
 RANDOM_SEED = 41
@@ -106,7 +112,7 @@ def test_more_trials_a_limit_and_more_spread_take_a_larger_slowdown_or_more_repe
 
 
 def test_equal_trials_are_cleared_by_as_many_repeats_as_show_the_limit_in_one_trial() -> None:
-    assert repeats_to_clear(0.05, sides(0.02, 3)) == repeats_to_show(0.05, sides(0.02, 3), ComparisonQuestion(1))
+    assert repeats_to_find_within(0.05, sides(0.02, 3)) == repeats_to_show(0.05, sides(0.02, 3), ComparisonQuestion(1))
 
 
 def test_the_repeats_of_two_runs_are_known_and_of_one_run_are_not() -> None:

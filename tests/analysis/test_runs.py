@@ -347,6 +347,6 @@ def test_runs_worked_out_together_have_the_figures_that_each_has_alone(drawn: li
         ]
         runs.append(make_run(TWO_RANKS, ranks[: 2 - (seed == 7)]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steps, "in_like_groups", lambda recorded: [[index] for index in range(len(recorded))])
+        patch.setattr(steps, "group_runs_by_steps", lambda recorded: [[index] for index in range(len(recorded))])
         alone = all_run_figures(runs)
     assert all_run_figures(runs) == alone

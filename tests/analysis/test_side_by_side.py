@@ -12,7 +12,7 @@ import pytest
 
 from results_factory import failed_run, make_curve, make_results, make_trial, steady_run
 from vitscale import analysis
-from vitscale.analysis.quality.side_by_side import Slowdown, shares_beside, side_by_side, slowdowns
+from vitscale.analysis.quality.side_by_side import Slowdown, concurrent_shares, side_by_side, slowdowns
 from vitscale.present.document import Finding
 from vitscale.store.results import Run
 from vitscale.trial.trial import World
@@ -78,7 +78,7 @@ def at(run: Run, began: float, seconds: float, *hosts: str) -> Run:
 def test_the_share_of_a_run_s_time_beside_others_follows_from_times_alone() -> None:
     run = steady_run(make_trial(), 0.1)
     runs = [at(run, 0, 10, "a"), at(run, 4, 2, "b"), at(run, 8, 4, "c"), at(run, 12, 5, "a"), at(run, 20, 0, "a")]
-    assert list(shares_beside(runs)) == pytest.approx([0.4, 1.0, 0.5, 0.0, 0.0])
+    assert list(concurrent_shares(runs)) == pytest.approx([0.4, 1.0, 0.5, 0.0, 0.0])
 
 
 def told(slower: float, *, alone: bool = True, noise: float = 0.002) -> Finding | None:

@@ -69,7 +69,7 @@ def test_runs_that_decided_how_many_there_are_are_left_out_of_the_spread_by_hand
     # the first three 0.09 - 3 x 0.1^2 = 0.06. What the other four add, 0.248571, has 4 degrees of freedom, of which 3
     # are counted: Student's t 3.18245.
     logs = [0.0, 0.0, 0.3, 0.0, 0.3, 0.3, 0.6]
-    found = interval([math.exp(log) for log in logs], looked=3)
+    found = interval([math.exp(log) for log in logs], deciding_runs=3)
     half = 3.18245 * math.sqrt(0.248571 / 4 / 7)
     assert found.high is not None
     assert math.log(found.value) == pytest.approx(1.5 / 7)

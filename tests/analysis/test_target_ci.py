@@ -23,11 +23,11 @@ from verdict_finder import kinds, of_one_trial, verdict
 from vitscale.analysis import analyse
 from vitscale.analysis.runs.figures import all_run_figures
 from vitscale.analysis.runs.repeats import (
-    FEWEST_AFTER,
-    FEWEST_LOOKED_AT,
+    FEWEST_DECIDING_RUNS,
+    FEWEST_RUNS_AFTER_DECISION,
     RunPlan,
+    count_deciding_runs,
     half_width,
-    looked_at,
     run_plan,
 )
 from vitscale.analysis.statistics import interval
@@ -64,13 +64,13 @@ def test_the_half_width_is_that_of_the_longer_side() -> None:
 
 
 def test_the_first_runs_say_how_many_it_takes_by_hand() -> None:
-    assert run_plan(THREE, 0.0380) == RunPlan(looked=3, runs=6)
+    assert run_plan(THREE, 0.0380) == RunPlan(deciding_runs=3, runs=6)
     assert run_plan(THREE, 0.0378) is None
     assert run_plan(THREE[:2], 0.5) is None
     # Of four, of which chi-squared (3) is above 1.00517 in 80 % of cases: 2 x 1.7276, and t (2) 4.30265 of seven runs,
     # t (3) 3.18245 of eight: 3.18245 x 1.7276 d / sqrt(8), d the standard deviation of -1, 0, 1, 0 hundredths.
     within = math.expm1(3.18245 * 1.72758 * 0.01 * math.sqrt(2 / 3) / math.sqrt(8))
-    assert run_plan([*THREE, 1.0], within + 1e-5) == RunPlan(looked=4, runs=8)
+    assert run_plan([*THREE, 1.0], within + 1e-5) == RunPlan(deciding_runs=4, runs=8)
     assert run_plan([*THREE, 1.0], within - 1e-5) is None
 
 
@@ -94,16 +94,16 @@ def test_two_runs_reach_nothing_for_they_may_agree_by_chance() -> None:
     assert stands(steady(*[1.0] * 5), 0.5, 10) == "open"
     assert stands(steady(*[1.0] * 6), 0.5, 10) == "reached"
     assert stands([], 0.5, 10) == "open"
-    assert FEWEST_FOR_TARGET == FEWEST_LOOKED_AT + FEWEST_AFTER
+    assert FEWEST_FOR_TARGET == FEWEST_DECIDING_RUNS + FEWEST_RUNS_AFTER_DECISION
 
 
 def test_the_runs_that_decided_are_left_out_of_the_reported_spread() -> None:
     seconds = [*THREE, 1.02, 0.97, 1.01]
     found = analyse(asked(one_curve({1: seconds}, repeats=3), 0.04, 10))
     (trial,) = found.trials.values()
-    assert trial.looked == 3
+    assert trial.deciding_runs == 3
     assert trial.epoch_seconds is not None
-    expected = interval(trial.epoch_costs, looked=3)
+    expected = interval(trial.epoch_costs, deciding_runs=3)
     assert (trial.epoch_seconds.low, trial.epoch_seconds.high) == (expected.low, expected.high)
     # So are they of what follows the time: a rate per rank is as sure as the images/s that it is worked out from.
     runs = [steady_run(TRIAL, value, k, model={"flops_per_image": 10**9}) for k, value in enumerate(seconds)]
@@ -302,6 +302,6 @@ def coverage(studies: Sequence[Sequence[float]], target_ci: float) -> tuple[tupl
         plan = run_plan(study, target_ci)
         stops = plan is not None and plan.runs <= len(study)
         runs = study[: plan.runs] if plan is not None else study
-        found = interval(runs, looked=looked_at(runs, target_ci))
+        found = interval(runs, deciding_runs=count_deciding_runs(runs, target_ci))
         held[stops].append((found.low or 0.0) <= 1 <= (found.high or 0.0))
     return tuple((float(np.mean(some)) if some else 1.0, len(some)) for some in held.values())  # type: ignore[return-value]  # of both

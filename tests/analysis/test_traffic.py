@@ -107,12 +107,12 @@ def test_of_stages_the_rank_that_sends_most_is_told_and_each_must_send_the_same_
     sends, receives = one("send", ranks=3), one("recv", ranks=3)
     by_rank = [[sends, receives], [sends, sends, receives, receives], [sends, receives]]
     run = run_with([[sent(*own, step=8), sent(*own)] for own in by_rank])
-    found = traffic([run], [run_figures(run)], unlike=True)
+    found = traffic([run], [run_figures(run)], ranks_differ=True)
     assert found is not None
     assert (found.logical_bytes, found.physical_bytes, found.reason) == (8_000_000, 8e6, "")
     assert "differ" in told(run).reason
     other = run_with([[sent(sends, step=8), sent(receives)]] + [[sent(sends, step=8), sent(sends)]] * 2)
-    unlike = traffic([other], [run_figures(other)], unlike=True)
+    unlike = traffic([other], [run_figures(other)], ranks_differ=True)
     assert unlike is not None
     assert "rank 0 in step 8 of repeat 1 and rank 0 in step 9 of repeat 1 differ" in unlike.reason
 

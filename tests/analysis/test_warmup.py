@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitscale.analysis.runs import warmup
-from vitscale.analysis.runs.warmup import FEWEST_STEPS, NONE_SEEN, WarmUp
+from vitscale.analysis.runs.warmup import FEWEST_STEPS, NO_WARM_UP, WarmUp
 
 times = st.lists(st.floats(min_value=0.0, max_value=1e308), max_size=60)
 
@@ -23,7 +23,7 @@ def warm_up(seconds: list[float]) -> WarmUp:
 
 
 def test_level_times_have_no_warm_up() -> None:
-    assert warm_up([0.1] * 40) == NONE_SEEN
+    assert warm_up([0.1] * 40) == NO_WARM_UP
 
 
 def test_the_slow_steps_at_the_beginning_are_warm_up() -> None:
@@ -31,7 +31,7 @@ def test_the_slow_steps_at_the_beginning_are_warm_up() -> None:
 
 
 def test_what_is_within_5_percent_is_none() -> None:
-    assert warm_up([1.04, 1.04, 1.04, *[1.0] * 30]) == NONE_SEEN
+    assert warm_up([1.04, 1.04, 1.04, *[1.0] * 30]) == NO_WARM_UP
 
 
 def test_what_is_within_3_deviations_of_the_noise_is_none() -> None:
@@ -43,7 +43,7 @@ def test_what_is_within_3_deviations_of_the_noise_is_none() -> None:
 
 
 def test_one_slow_step_in_the_middle_is_no_warm_up() -> None:
-    assert warm_up([*[1.0] * 10, 9.0, *[1.0] * 20]) == NONE_SEEN
+    assert warm_up([*[1.0] * 10, 9.0, *[1.0] * 20]) == NO_WARM_UP
 
 
 def test_a_slow_step_after_the_first_level_one_is_no_warm_up() -> None:
@@ -51,7 +51,7 @@ def test_a_slow_step_after_the_first_level_one_is_no_warm_up() -> None:
 
 
 def test_one_slow_step_alone_must_be_slow_beyond_doubt() -> None:
-    assert warm_up([1.4, *[1.0] * 30]) == NONE_SEEN
+    assert warm_up([1.4, *[1.0] * 30]) == NO_WARM_UP
     assert warm_up([1.6, *[1.0] * 30]) == WarmUp(1, None)
 
 
@@ -70,7 +70,7 @@ def test_a_warm_up_of_exactly_half_is_over() -> None:
 
 @pytest.mark.parametrize("steps", range(FEWEST_STEPS))
 def test_of_a_few_steps_nothing_is_claimed(steps: int) -> None:
-    assert warm_up([2.0 if k < steps // 2 else 1.0 for k in range(steps)]) == NONE_SEEN
+    assert warm_up([2.0 if k < steps // 2 else 1.0 for k in range(steps)]) == NO_WARM_UP
 
 
 def test_times_that_go_on_falling_or_rising_are_told_with_how_much() -> None:

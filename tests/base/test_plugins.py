@@ -16,7 +16,7 @@ from vitscale.analysis import analyse
 from vitscale.errors import RequestError
 from vitscale.importers.contents import ImportOptions
 from vitscale.importers.importing import import_logs
-from vitscale.launchers import LAUNCHERS, Spawn, find_launcher, launched, launcher_named
+from vitscale.launchers import LAUNCHERS, Spawn, find_launcher, usable_launcher, with_launch_commands
 from vitscale.pages.outputs import Reported, package_figures
 from vitscale.runner.one_run import refuse_elsewhere
 from vitscale.schedulers import LocalHost, make_scheduler
@@ -69,10 +69,10 @@ def test_another_packages_launcher_is_loaded_when_named(install: Install, target
         find_launcher("fluxx")
     assert "flux_plugin" not in sys.modules, "it is not imported before it is named"
 
-    flux = launcher_named("flux", world(1, 4))
+    flux = usable_launcher("flux", world(1, 4))
     assert launch(flux, world(1, 4)).commands[0][:3] == ("flux", "run", "-n4")
     with pytest.raises(RequestError, match=r"launch.launcher = 'flux' cannot be used: it is for one node"):
-        launcher_named("flux", world(2, 4), hosts(2))
+        usable_launcher("flux", world(2, 4), hosts(2))
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def prepared(_: Path) -> None:
 
 
 def planned(folder: Path) -> object:
-    launcher = launcher_named("flux", world(1, 4))
-    return launched("flux", launcher, world(1, 4), Spawn((("python",),), folder))
+    launcher = usable_launcher("flux", world(1, 4))
+    return with_launch_commands("flux", launcher, world(1, 4), Spawn((("python",),), folder))
 
 
 def scheduled(folder: Path) -> object:

@@ -91,7 +91,7 @@ def test_a_long_picture_ends_in_padding() -> None:
 )
 def test_whole_pictures_are_scaled_as_published(height: int, width: int, scaled: tuple[int, int]) -> None:
     """To (2048, 512) in their proportions: the shorter side is 512, unless the longer one would be more than 2048."""
-    found = scenes._scaled(torch.tensor([[height, width]]), 512, torch.ones(1, dtype=torch.float64))
+    found = scenes._scaled_sizes(torch.tensor([[height, width]]), 512, torch.ones(1, dtype=torch.float64))
     assert tuple(found[0].tolist()) == scaled
 
 
@@ -286,7 +286,7 @@ def test_colours_change_as_in_hsv(change: dict[str, Any]) -> None:
 
 
 def test_each_colour_changes_in_half_of_the_images() -> None:
-    found = scenes._draws(torch.arange(2000), 77, 9)
+    found = scenes._random_draws(torch.arange(2000), 77, 9)
     happens = (found[:, ::2] < _WORD // 2).sum(0)
     assert ((happens > 900) & (happens < 1100)).all()
     grey = torch.full((400, 3, 2, 2), 128.0)

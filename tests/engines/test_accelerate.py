@@ -50,12 +50,12 @@ def test_on_one_gpu_accelerate_wraps_nothing_in_ddp_and_that_is_taken_as_it_is()
     """Its one process is not distributed (1.15): a bare model is right there, and wrong with two."""
     engine: Any = AccelerateEngine.__new__(AccelerateEngine)
     engine.train_spec = make_trial("accelerate", 1, accelerate_backend="ddp", device="cuda").train
-    engine.wrapped, engine.bare = Model(), True
-    engine._check_wrapped()
+    engine.wrapped, engine.has_no_wrapper = Model(), True
+    engine._check_wrapper()
     assert engine.module is engine.evaluated is engine.wrapped
-    engine.bare = False
+    engine.has_no_wrapper = False
     with pytest.raises(RuntimeError, match="'ddp', but Accelerate made a Model of the model"):
-        engine._check_wrapped()
+        engine._check_wrapper()
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp32", torch.float32)])

@@ -10,7 +10,7 @@ import pytest
 
 from launching import FOLDER, PLAIN_FOLDER, PYTHON, help_of, hosts, launch, options, world
 from vitscale.errors import RequestError
-from vitscale.launchers import Spawn, launcher_named
+from vitscale.launchers import Spawn, usable_launcher
 from vitscale.launchers.deepspeed import DeepSpeed
 from vitscale.machine.hosts import Host
 
@@ -102,25 +102,25 @@ def test_what_a_remote_shell_would_act_on_is_refused(
     (tmp_path / bad).mkdir()
     monkeypatch.chdir(tmp_path / bad)
     with pytest.raises(RequestError, match=r"the working folder .* has characters other than letters"):
-        launcher_named("deepspeed", world(2, 1), hosts(2))
-    assert launcher_named("deepspeed", world(1, 1))
+        usable_launcher("deepspeed", world(2, 1), hosts(2))
+    assert usable_launcher("deepspeed", world(1, 1))
     monkeypatch.chdir(tmp_path)
-    assert launcher_named("deepspeed", world(2, 1), hosts(2))
+    assert usable_launcher("deepspeed", world(2, 1), hosts(2))
 
     monkeypatch.setattr(sys, "executable", f"/opt/{bad}/python")
     with pytest.raises(RequestError, match=r"the interpreter .*; change it, or use launcher = 'torchrun'"):
-        launcher_named("deepspeed", world(2, 1), hosts(2))
+        usable_launcher("deepspeed", world(2, 1), hosts(2))
 
 
 def test_named_hosts_need_pdsh_and_ssh(pdsh: Path) -> None:
-    assert launcher_named("deepspeed", world(2, 1), hosts(2))
+    assert usable_launcher("deepspeed", world(2, 1), hosts(2))
     with pytest.raises(RequestError, match="pdsh cannot reach 'fe80::1' by an address with colons"):
-        launcher_named("deepspeed", world(2, 1), (Host("node0"), Host("fe80::1")))
+        usable_launcher("deepspeed", world(2, 1), (Host("node0"), Host("fe80::1")))
     for name in ("ssh", "pdsh"):
         (pdsh / name).unlink()
         with pytest.raises(RequestError, match=f"{name} not found: install it, or use launcher = 'torchrun'"):
-            launcher_named("deepspeed", world(2, 1), hosts(2))
-    assert launcher_named("deepspeed", world(1, 2))
+            usable_launcher("deepspeed", world(2, 1), hosts(2))
+    assert usable_launcher("deepspeed", world(1, 2))
 
 
 def test_a_choice_of_gpus_that_deepspeed_would_ignore_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_a_choice_of_gpus_that_deepspeed_would_ignore_is_refused(monkeypatch: py
     with pytest.raises(
         RequestError, match=r"replaces CUDA_VISIBLE_DEVICES=2,3 by 0,1; unset it and set it in \[launch"
     ):
-        launcher_named("deepspeed", world(1, 2))
+        usable_launcher("deepspeed", world(1, 2))
     for harmless in ("0,1", "0,1,2,3", ""):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", harmless)
-        assert launcher_named("deepspeed", world(1, 2))
+        assert usable_launcher("deepspeed", world(1, 2))

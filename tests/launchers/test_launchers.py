@@ -4,7 +4,7 @@ import pytest
 
 from launching import FOLDER, PYTHON, hosts, launch, world
 from vitscale.errors import RequestError
-from vitscale.launchers import LAUNCHERS, launcher_named
+from vitscale.launchers import LAUNCHERS, usable_launcher
 from vitscale.machine.hosts import Host
 
 
@@ -14,12 +14,12 @@ def test_local_starts_any_number_of_ranks_here_and_nowhere_else() -> None:
     argv = (PYTHON, "-P", "-m", "vitscale.processes.local_ranks", "3", "29500", "vitscale.worker", str(FOLDER))
     assert (here.commands, here.per_host, here.from_prepared) == ((argv,), False, True)
     with pytest.raises(RequestError, match="it starts ranks on this machine alone, and hosts are named; use launcher"):
-        launcher_named("local", world(1, 2), hosts(1))
+        usable_launcher("local", world(1, 2), hosts(1))
 
 
 @pytest.mark.parametrize("launcher", ["local", "torchrun", "deepspeed"])
 def test_what_needs_only_our_own_packages_starts_one_rank(launcher: str) -> None:
-    assert launcher_named(launcher, world(1, 1)) is LAUNCHERS[launcher]
+    assert usable_launcher(launcher, world(1, 1)) is LAUNCHERS[launcher]
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_what_needs_only_our_own_packages_starts_one_rank(launcher: str) -> None
 )
 def test_what_cannot_start_is_refused(launcher: str, ranks: int, nodes: int, said: str) -> None:
     with pytest.raises(RequestError) as caught:
-        launcher_named(launcher, world(nodes, ranks))
+        usable_launcher(launcher, world(nodes, ranks))
     assert said in str(caught.value)
 
 
@@ -48,8 +48,8 @@ def test_what_cannot_start_is_refused(launcher: str, ranks: int, nodes: int, sai
 @pytest.mark.parametrize("name", ["localhost", "127.0.1.1", "::1"])
 def test_several_hosts_need_names_that_mean_the_same_everywhere(launcher: str, name: str) -> None:
     with pytest.raises(RequestError, match=f"'{name}' is another machine on each of 2 hosts; name it in the hostfile"):
-        launcher_named(launcher, world(2, 1), (Host(name), Host("node1")))
-    assert launcher_named(launcher, world(1, 1), (Host("localhost"),))
+        usable_launcher(launcher, world(2, 1), (Host(name), Host("node1")))
+    assert usable_launcher(launcher, world(1, 1), (Host("localhost"),))
 
 
 @pytest.mark.parametrize(
@@ -62,4 +62,4 @@ def test_several_hosts_need_names_that_mean_the_same_everywhere(launcher: str, n
 def test_a_program_that_is_not_here_is_named(monkeypatch: pytest.MonkeyPatch, launcher: str, said: str) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(RequestError, match=said):
-        launcher_named(launcher, world(1, 1))
+        usable_launcher(launcher, world(1, 1))

@@ -9,7 +9,7 @@ import pytest
 import needs
 from launching import FOLDER, PYTHON, help_of, hosts, launch, options, world
 from vitscale.errors import RequestError
-from vitscale.launchers import launcher_named
+from vitscale.launchers import usable_launcher
 from vitscale.launchers.mpirun import Mpirun
 from vitscale.machine.hosts import Host
 
@@ -93,16 +93,16 @@ def test_ranks_meet_on_this_machine_which_mpirun_numbers_first(path: Path) -> No
 def test_other_mpis_are_refused_by_name(path: Path, version: str, said: str) -> None:
     is_installed(path, version)
     with pytest.raises(RequestError) as caught:
-        launcher_named("mpirun", world(1, 1))
+        usable_launcher("mpirun", world(1, 1))
     assert f"{path}/mpirun {said}" in str(caught.value)
 
 
 @pytest.mark.parametrize("version", ["mpirun (Open MPI) 4.1.4", "mpirun (Open MPI) 5.0.10"])
 def test_open_mpi_is_taken(path: Path, version: str) -> None:
     is_installed(path, version)
-    assert launcher_named("mpirun", world(1, 1))
+    assert usable_launcher("mpirun", world(1, 1))
     with pytest.raises(RequestError, match="2 nodes need 2 hosts, and none are named"):
-        launcher_named("mpirun", world(2, 1))
+        usable_launcher("mpirun", world(2, 1))
 
 
 def test_mpirun_knows_every_option_it_is_given() -> None:

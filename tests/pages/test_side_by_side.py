@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from prediction_factory import resolved_study
 from results_factory import failed_run, make_curve, make_results, make_trial, steady_run, write_results
 from vitscale import cli
-from vitscale.analysis.counterparts import _short
+from vitscale.analysis.counterparts import _shortened
 from vitscale.api import comparing
 from vitscale.cli.base import ProgramConsole
 from vitscale.errors import RequestError
@@ -84,9 +84,13 @@ def test_all_comparisons_are_corrected_together(base: Path, tmp_path: Path) -> N
 
 
 def test_of_digests_and_revisions_the_first_digits_are_told() -> None:
-    assert _short("24e6f5a0f5c4" + "0" * 52) == "24e6f5a0f5c4"
-    assert _short("de4a5cb40c3a" + "0" * 28 + ", changed") == "de4a5cb40c3a, changed"
-    assert [_short(value) for value in (1234567890123, None, "abcdef" * 5)] == ["1234567890123", "None", "abcdef" * 5]
+    assert _shortened("24e6f5a0f5c4" + "0" * 52) == "24e6f5a0f5c4"
+    assert _shortened("de4a5cb40c3a" + "0" * 28 + ", changed") == "de4a5cb40c3a, changed"
+    assert [_shortened(value) for value in (1234567890123, None, "abcdef" * 5)] == [
+        "1234567890123",
+        "None",
+        "abcdef" * 5,
+    ]
 
 
 def test_what_has_no_counterpart_is_named_and_strict(base: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from scipy import optimize, stats
 from report_forms import terminal
 from results_factory import explained_run, make_curve, make_results, make_trial, one_curve, steady_run
 from vitscale.analysis import Analysis, TrialResult, Waterfall, analyse
-from vitscale.analysis.time.waterfall import share_of_ranks, step_factors
+from vitscale.analysis.time.waterfall import ideal_time_share, step_factors
 from vitscale.pages.answers import what_to_choose
 from vitscale.pages.choosing import fastest
 from vitscale.pages.contract import to_json
@@ -113,7 +113,7 @@ class Parts:
 
     def __init__(self, analysis: Analysis, waterfall: Waterfall) -> None:
         trial, base = analysis.trials[waterfall.trial_id], analysis.trials[waterfall.baseline_trial or ""]
-        share = share_of_ranks(waterfall.mode, waterfall.baseline_gpus, waterfall.gpus)
+        share = ideal_time_share(waterfall.mode, waterfall.baseline_gpus, waterfall.gpus)
         self.points = {factor.name: factor.points for factor in step_factors(trial, base, share)}
         enough = min(len(trial.run_figures), len(base.run_figures)) >= 3
         self.sides = (

@@ -11,7 +11,14 @@ import pytest
 
 from processes import wait_until
 from vitscale.processes.heartbeat_server import RankStatus
-from vitscale.runner.watch import is_stopped, position, silence_limit, start_up_phase, starved, waited_for
+from vitscale.runner.watch import (
+    is_stopped,
+    position_in_words,
+    ranks_waited_for,
+    silence_limit_seconds,
+    start_up_phase,
+    starved_ranks,
+)
 
 
 def status(step: int = 4, phase: str = "backward", **changes: Any) -> RankStatus:
@@ -38,26 +45,26 @@ def statuses(*each: RankStatus) -> dict[int, RankStatus]:
     ],
 )
 def test_ranks_that_are_behind_are_waited_for(places: list[tuple[int, str]], behind: list[int]) -> None:
-    assert waited_for(statuses(*(status(step, phase) for step, phase in places))) == behind
+    assert ranks_waited_for(statuses(*(status(step, phase) for step, phase in places))) == behind
 
 
 def test_a_rank_that_has_left_waits_for_nobody_and_nobody_for_it() -> None:
     left = status(3, ended_seconds=90.0)
-    assert waited_for(statuses(status(4), left)) == [0]
-    assert waited_for(statuses(left, left)) == []
-    assert starved(statuses(status(heard_seconds=100.0), left), 100.0) == []
+    assert ranks_waited_for(statuses(status(4), left)) == [0]
+    assert ranks_waited_for(statuses(left, left)) == []
+    assert starved_ranks(statuses(status(heard_seconds=100.0), left), 100.0) == []
 
 
 def test_a_rank_that_gives_no_sign_while_others_do_is_starved() -> None:
     beating, silent = status(heard_seconds=99.5), status(heard_seconds=90.0)
-    assert starved(statuses(beating, silent, beating, silent), 100.0) == [1, 3]
-    assert starved(statuses(beating, beating), 100.0) == []
-    assert starved(statuses(silent, silent), 100.0) == [], "the driver itself may not have listened"
+    assert starved_ranks(statuses(beating, silent, beating, silent), 100.0) == [1, 3]
+    assert starved_ranks(statuses(beating, beating), 100.0) == []
+    assert starved_ranks(statuses(silent, silent), 100.0) == [], "the driver itself may not have listened"
 
 
 def test_a_place_in_words() -> None:
-    assert position(status(4, "forward")) == "forward of step 4"
-    assert position(status(-1, "start-up")) == "start-up"
+    assert position_in_words(status(4, "forward")) == "forward of step 4"
+    assert position_in_words(status(-1, "start-up")) == "start-up"
 
 
 def test_a_stopped_process_of_this_host_is_told_from_one_that_waits() -> None:
@@ -94,7 +101,8 @@ def test_what_ranks_do_before_their_first_step(places: list[tuple[int, str]], to
 
 def test_a_compiler_may_be_silent_for_longer_than_a_rank() -> None:
     compiling = status(-1, "compiling fused_adam")
-    assert silence_limit(statuses(status(), compiling), 300.0) == 1800.0
-    assert silence_limit(statuses(status(), compiling), 3600.0) == 3600.0
-    assert silence_limit(statuses(status(), status()), 300.0) == 300.0
-    assert silence_limit(statuses(status(), status(-1, "compiling fused_adam", ended_seconds=9.0)), 300.0) == 300.0
+    assert silence_limit_seconds(statuses(status(), compiling), 300.0) == 1800.0
+    assert silence_limit_seconds(statuses(status(), compiling), 3600.0) == 3600.0
+    assert silence_limit_seconds(statuses(status(), status()), 300.0) == 300.0
+    ended = status(-1, "compiling fused_adam", ended_seconds=9.0)
+    assert silence_limit_seconds(statuses(status(), ended), 300.0) == 300.0

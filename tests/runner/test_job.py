@@ -13,7 +13,7 @@ from vitscale.runner import job as driver
 from vitscale.runner import plan
 from vitscale.runner.batch_jobs import new_jobs
 from vitscale.runner.one_run import RunContext, new_attempt, unstarted
-from vitscale.runner.todo import outstanding
+from vitscale.runner.todo import outstanding_runs
 from vitscale.schedulers.base import Cause, JobState, LocalHost
 from vitscale.schedulers.slurm_cluster import SlurmCluster
 from vitscale.store import RunIndex, write_outcome
@@ -75,7 +75,7 @@ class Array:
     def run(self, elements: Sequence[int], *, retry_failed: bool = True) -> None:
         """Submits what is to be done, and does these elements in turn."""
         index = RunIndex(self.results)
-        todo = outstanding(self.plan, index, retry_failed=retry_failed)
+        todo = outstanding_runs(self.plan, index, retry_failed=retry_failed)
         submitter = Silent(self.context.slurm, None)
         names = (f"{number:08d}" for number in range(9))
         jobs = [*new_jobs(self.context, submitter, todo, index.attempts, lambda: next(names), self.most_elements)]
@@ -84,7 +84,7 @@ class Array:
             job.write(self.results)
         every = [(job, element) for job in jobs for element in range(len(job.tasks))]
         for job, element in (every[element] for element in elements):
-            driver._do_runs(self.context, submitter, self.nodes, job, job.tasks_of(element))
+            driver._do_runs(self.context, submitter, self.nodes, job, job.tasks_of_element(element))
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from vitscale.launchers.mpirun import Mpirun
 from vitscale.machine.hardware import Machine
 from vitscale.runner.one_run import new_attempt
 from vitscale.runner.planning import Plan, check_folder, plan
-from vitscale.runner.todo import outstanding
+from vitscale.runner.todo import outstanding_runs
 from vitscale.sources import Summary
 from vitscale.store import RunIndex, new_run_folder, write_outcome
 from vitscale.store import write_study as write_study_record
@@ -400,7 +400,7 @@ def test_which_runs_are_done_again(
     if kind is not None:
         outcome = Outcome(kind=kind, reason="r", external=external, started_unix_seconds=1.0, wall_seconds=1.0)
         write_outcome(folder, outcome)
-    todo = outstanding(study, RunIndex(tmp_path / "results"), retry_failed=retry_failed)
+    todo = outstanding_runs(study, RunIndex(tmp_path / "results"), retry_failed=retry_failed)
     # The others are still to be done in any case, in the plan's order.
     assert todo == [t for t in study.tasks if t != task or again]
 

@@ -16,7 +16,7 @@ from vitscale.present.terminal import lines
 from vitscale.runner import Plan, expectation, plan
 from vitscale.runner.expectation import Expectations, expectations
 from vitscale.runner.plan_estimate import PlanEstimate, buckets_note, memory_fits, unfit
-from vitscale.runner.preview import _batch, plan_document, plan_fields
+from vitscale.runner.preview import _batch_in_words, plan_document, plan_fields
 from vitscale.store.checks import HostAnswer, check_folder, write_check
 from vitscale.store.records import MatmulLine
 from vitscale.trial.model_spec import resolve
@@ -38,7 +38,7 @@ LIKE_THE_RESULTS: dict[str, dict[str, Any]] = {
     [(1, None, "8"), (3, None, "8 x3"), (1, (10, 10, 4), "2 x 10 + 4"), (3, (10, 10, 4), "(2 x 10 + 4) x3")],
 )
 def test_the_batch_of_a_rank_or_of_each(grad_accum: int, shares: tuple[int, ...] | None, shown: str) -> None:
-    assert _batch(make_trial("ddp", 3, grad_accum=grad_accum, micro_batches=shares).train) == shown
+    assert _batch_in_words(make_trial("ddp", 3, grad_accum=grad_accum, micro_batches=shares).train) == shown
 
 
 @pytest.fixture

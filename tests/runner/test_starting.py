@@ -20,7 +20,7 @@ from vitscale.machine.hosts import Host
 from vitscale.processes import launch_file
 from vitscale.processes.heartbeat_server import HeartbeatServer
 from vitscale.processes.host_agent import processes_of_run
-from vitscale.runner.one_run import _PASSED_ON, launch_plan, start_ranks
+from vitscale.runner.one_run import _PASSED_ON_PREFIXES, launch_plan, start_ranks
 from vitscale.schedulers import Hostfile, Job, LocalHost
 from vitscale.study.sections import LaunchSection
 
@@ -38,7 +38,7 @@ def test_settings_of_libraries_are_passed_on_and_secrets_are_not(
 ) -> None:
     """launch.json lies in the results, which are copied and shown around."""
     for name in os.environ:
-        if name.startswith(_PASSED_ON):
+        if name.startswith(_PASSED_ON_PREFIXES):
             monkeypatch.delenv(name)
     given = {"NCCL_DEBUG": "INFO", "HF_HOME": "/models", "OMP_NUM_THREADS": "7", "GLOO_SOCKET_IFNAME": "lo"}
     kept = {"HF_TOKEN": "hf_1", "HF_HUB_TOKEN": "hf_2", "NCCL_SECRET": "x", "TORCH_API_KEY": "k", "HOME_PAGE": "h"}

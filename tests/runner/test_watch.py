@@ -41,26 +41,26 @@ def append(folder: Path, rank: int, text: str) -> None:
 
 def test_only_whole_steps_of_rank_0_are_counted_and_each_once(tmp_path: Path) -> None:
     counter = StepCounter(tmp_path)
-    assert not counter.look()
+    assert not counter.update()
     append(tmp_path, 0, f"{PHASE}\n{STEP}\n{STEP[:20]}")
-    assert counter.look()
+    assert counter.update()
     assert counter.steps == 1
     append(tmp_path, 0, f"{STEP[20:]}\n{STEP}\n")
-    assert counter.look()
+    assert counter.update()
     assert counter.steps == 3
-    assert not counter.look()
+    assert not counter.update()
     assert counter.steps == 3
 
 
 def test_any_rank_gives_a_sign_of_life(tmp_path: Path) -> None:
     counter = StepCounter(tmp_path)
     append(tmp_path, 7, f"{STEP}\n")
-    assert counter.look()
+    assert counter.update()
     assert counter.steps == 0
     append(tmp_path, 7, "x")
-    assert counter.look()
+    assert counter.update()
     (tmp_path / "log.txt").write_text("chatter")
-    assert not counter.look()
+    assert not counter.update()
 
 
 # --- a run that ends by itself -------------------------------------------------------------------------------------
@@ -291,11 +291,11 @@ def test_a_rank_that_touches_its_record_is_alive_though_it_records_nothing(tmp_p
     """Evaluation writes no lines; it must not be taken for a hang."""
     log = RankLog(tmp_path, 0)
     counter = StepCounter(tmp_path)
-    assert counter.look()
-    assert not counter.look()
+    assert counter.update()
+    assert not counter.update()
     os.utime(log.path, ns=(0, 0))
-    assert counter.look()
+    assert counter.update()
     log.alive()
-    assert counter.look()
-    assert not counter.look()
+    assert counter.update()
+    assert not counter.update()
     log.close()

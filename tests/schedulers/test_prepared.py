@@ -167,7 +167,7 @@ def test_what_a_round_needs_is_imported_at_the_same_time(trial: Trial, tmp_path:
     other, scripted = of(trial, device="cuda"), of(trial, script=("own.py",), engine="deepspeed")
     threads = other.model_copy(update={"world": trial.world.model_copy(update={"threads_per_rank": 5})})
     variables, waited = own.ranks_environment({}), list[bool]()
-    with PreparedProcesses(upcoming=lambda: [trial, other, threads, scripted]) as processes:
+    with PreparedProcesses(upcoming_trials=lambda: [trial, other, threads, scripted]) as processes:
 
         def ready(name: str, each: Trial) -> Prepared:
             answer = processes.ready(name, each, variables, tmp_path, tmp_path / "log.txt")

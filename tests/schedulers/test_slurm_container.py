@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vitscale.errors import RequestError
-from vitscale.schedulers.slurm import contained
+from vitscale.schedulers.slurm import srun_in_container
 from vitscale.study.sections import SlurmSection
 
 SRUN = ["srun", "--nodes=2", "--ntasks=4", "python", "-m", "vitscale.worker", "/shared/results/runs/x"]
@@ -16,7 +16,7 @@ CWD = Path("/home/user/my work")
 
 
 def of(**slurm: object) -> list[str]:
-    return list(contained(SRUN, SlurmSection.model_validate(slurm), (RESULTS,), CWD))
+    return list(srun_in_container(SRUN, SlurmSection.model_validate(slurm), (RESULTS,), CWD))
 
 
 def test_without_one() -> None:
@@ -56,4 +56,4 @@ def test_mounts_that_are_none(mount: str) -> None:
 
 def test_a_folder_that_cannot_be_mounted() -> None:
     with pytest.raises(RequestError, match="cannot be mounted"):
-        contained(SRUN, SlurmSection(container="vit.sif"), (Path("/a:b"),), CWD)
+        srun_in_container(SRUN, SlurmSection(container="vit.sif"), (Path("/a:b"),), CWD)

@@ -9,8 +9,8 @@ import pytest
 
 from vitscale.errors import RequestError
 from vitscale.schedulers.base import BatchJob, SchedulerError
-from vitscale.schedulers.slurm import overriding
-from vitscale.schedulers.slurm_cluster import SlurmCluster, _at_its_limit, batch_script, seconds_of
+from vitscale.schedulers.slurm import overriding_variables
+from vitscale.schedulers.slurm_cluster import SlurmCluster, _is_warned_of_limit, batch_script, time_span_seconds
 from vitscale.study.sections import SlurmSection
 from vitscale.trial.trial import World
 
@@ -177,8 +177,8 @@ def test_a_results_folder_that_slurm_would_misread() -> None:
     ],
 )
 def test_time_limits_as_slurm_reads_them(limit: str, seconds: int, told_before: int) -> None:
-    assert seconds_of(limit) == seconds
-    assert _at_its_limit({"TimeLimit": limit, "RunTime": limit})
+    assert time_span_seconds(limit) == seconds
+    assert _is_warned_of_limit({"TimeLimit": limit, "RunTime": limit})
     script = batch_script(SlurmSection(time=limit), job())
     assert f"#SBATCH --signal=B:TERM@{told_before}\n" in script
     assert f"#SBATCH --time={limit}\n" in script
@@ -209,7 +209,7 @@ def test_what_a_script_sets_no_variable_of_the_shell_overrides(
     slurm: dict[str, object], dropped: str, kept: str
 ) -> None:
     """Names as in "INPUT ENVIRONMENT VARIABLES" of sbatch(1); what the script does not set stays the user's default."""
-    names = overriding(batch_script(SlurmSection.model_validate(slurm), job()))
+    names = overriding_variables(batch_script(SlurmSection.model_validate(slurm), job()))
     assert {f"SBATCH_{name}" for name in dropped.split()} <= names
     assert not {f"SBATCH_{name}" for name in kept.split()} & names
 

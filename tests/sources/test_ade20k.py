@@ -18,7 +18,7 @@ from image_files import blocks, cache, write_scene
 from vitscale import sources
 from vitscale.errors import RequestError
 from vitscale.sources.base import OUTSIDE
-from vitscale.sources.pictures import decode_labels, within
+from vitscale.sources.pictures import decode_labels, size_within
 from vitscale.trial.trial import DataSpec
 
 __all__ = ["cache"]
@@ -280,7 +280,7 @@ def test_keys_that_mean_nothing_here_are_said(root: Path, key: str, value: Any) 
 
 @given(width=st.integers(1, 5000), height=st.integers(1, 5000), side=st.integers(4, 2000))
 def test_a_scaled_picture_fits_and_keeps_its_proportions(width: int, height: int, side: int) -> None:
-    small = within(width, height, side)
+    small = size_within(width, height, side)
     if max(width, height) <= side:
         assert small == (width, height)
         return

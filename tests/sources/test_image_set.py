@@ -274,9 +274,9 @@ def test_a_chunks_files_are_asked_for_before_the_first_is_decoded(
     monkeypatch.setattr(
         os, "posix_fadvise", lambda file, *_: happened.append(str(Path(f"/proc/self/fd/{file}").readlink()))
     )
-    monkeypatch.setattr(decoding, "_fill", lambda *_, **__: happened.append("decoded"))
+    monkeypatch.setattr(decoding, "_fill_chunk", lambda *_, **__: happened.append("decoded"))
     np.save(tmp_path / "pixels.npy", np.zeros((4, 16, 16, 3), np.uint8))
-    decoding._fill_file(
+    decoding._fill_chunk_of_file(
         tmp_path / "pixels.npy", 0, Files(tuple(paths), np.zeros(4, np.int64)), ArrayShape(16, 3, "uint8")
     )
     assert happened == [*paths[:3], "decoded"]

@@ -21,7 +21,7 @@ from image_files import photograph
 from vitscale.errors import RequestError
 from vitscale.sources import pictures
 from vitscale.sources.arrays import ArrayShape
-from vitscale.sources.cache import in_threads
+from vitscale.sources.cache import map_in_threads
 from vitscale.sources.decoding import decode_image
 from vitscale.sources.image_folder import Files
 from vitscale.sources.pictures import EXTENSIONS, decode_square, verify_picture
@@ -218,7 +218,7 @@ def test_a_damaged_image_raises_nothing_but_a_request_error(tmp_path: Path, data
 
 
 def test_threads_keep_the_order_and_stop_at_the_first_failure() -> None:
-    assert list(in_threads(lambda number: number * 2, range(10_000))) == list(range(0, 20_000, 2))
+    assert list(map_in_threads(lambda number: number * 2, range(10_000))) == list(range(0, 20_000, 2))
     seen: list[int] = []
 
     def fail_at_5(number: int) -> None:
@@ -227,5 +227,5 @@ def test_threads_keep_the_order_and_stop_at_the_first_failure() -> None:
             raise ValueError("five")
 
     with pytest.raises(ValueError, match="five"):
-        list(in_threads(fail_at_5, range(1_000_000)))
+        list(map_in_threads(fail_at_5, range(1_000_000)))
     assert len(seen) <= 4096

@@ -31,7 +31,7 @@ def test_an_image_is_the_same_however_it_is_taken(ids: list[int], classes: int, 
 
 
 def test_the_images_are_what_they_were_when_this_was_written() -> None:
-    """A change here changes every fingerprint: raise `_VERSION`."""
+    """A change here changes every fingerprint: raise `_RECIPE_VERSION`."""
     dataset = sources.load(DataSpec(name="synthetic", samples=64, classes=3, source_size=5))
     assert dataset.train.take(np.array([7]))[0, 0].tolist() == [
         [169, 192, 81],

@@ -15,7 +15,7 @@ from vitscale.launchers import find_launcher
 from vitscale.runner import Plan, plan
 from vitscale.runner.planning import check_folder
 from vitscale.store.writing import write_study as write_record
-from vitscale.study.file import StudyFile, overlay, overridden
+from vitscale.study.file import StudyFile, overlay, parse_overrides
 from vitscale.study.sections import SECTIONS, Study
 from vitscale.trial import hints
 from vitscale.trial.trial import DataSpec
@@ -53,7 +53,7 @@ def refusal(folder: Path, *words: str, changes: dict[str, dict[str, Any]] | None
 )
 def test_a_value_is_toml_and_a_bare_word_a_string(word: str, value: object) -> None:
     section, _, key = word.partition("=")[0].partition(".")
-    assert overridden([word]) == {section: {key: value}}
+    assert parse_overrides([word]) == {section: {key: value}}
 
 
 def test_they_come_over_the_file_the_site_and_the_options(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_every_word_leads_to_a_field_that_there_is() -> None:
         section, _, key = field.partition(".")
         assert key in SECTIONS[section].model_fields, field
         assert not {*words.split()} & SECTIONS[section].model_fields.keys() - {key}, words
-    for field in hints._ADVICE:
+    for field in hints._ADVICE_BY_FIELD:
         section, _, key = field.partition(".")
         assert key in SECTIONS[section].model_fields, field
 

@@ -55,7 +55,7 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from study_factory import expanded
-from vitscale.advice.study_text import _train
+from vitscale.advice.study_text import _train_section
 from vitscale.analysis.scaling import curve_name
 from vitscale.errors import RequestError
 
@@ -78,7 +78,7 @@ print(json.dumps({
     "trials": len(swept.trials),
     "value": dry.train.dry_gather,
     "default": only({}).identity(),
-    "text": _train(dry.train)["dry_gather"],
+    "text": _train_section(dry.train)["dry_gather"],
     "of_ddp": refused({"dry_gather": True}),
     "of_nobody": refused({"hollow": True}),
     "idle": refused({"boost": 0.7}),

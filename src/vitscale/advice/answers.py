@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitscale.advice.forecast_table import ForecastTable
-from vitscale.advice.request import VERDICTS, Option, Request, of_a_run
+from vitscale.advice.request import VERDICTS, Option, Request, future_run_estimate
 from vitscale.base.arrays import BoolArray, FloatArray
 from vitscale.present.estimate import Estimate
 
@@ -42,7 +42,7 @@ class Answer:
 class Choosing:
     """The candidates, and the limits and costs by which all answers are chosen."""
 
-    view: ForecastTable
+    forecasts: ForecastTable
     request: Request
     limits: Limits
     seconds: FloatArray
@@ -51,61 +51,61 @@ class Choosing:
     @property
     def shown(self) -> BoolArray:
         """The mask of the candidates that the tables show."""
-        return self.view.contends & (self.view.keeps_batch | self.request.any_batch)
+        return self.forecasts.contends & (self.forecasts.keeps_batch | self.request.any_batch)
 
     @property
-    def pool(self) -> BoolArray:
+    def eligible(self) -> BoolArray:
         """The mask of the candidates that may be an answer.
 
         Large batches are among them only where they are asked for or nothing else is left.
         """
-        moderate = self.shown & ~self.view.large_batch
+        moderate = self.shown & ~self.forecasts.large_batch
         return moderate if moderate.any() and not self.request.large_batch else self.shown
 
     @property
     def preferred(self) -> BoolArray:
-        """The mask of the pool's candidates whose engine was measured; the whole pool, where there is none."""
-        return measured_first(self.view, self.pool)
+        """The mask of the eligible candidates whose engine was measured; all eligible ones, where there is none."""
+        return measured_first(self.forecasts, self.eligible)
 
     @property
-    def spent(self) -> FloatArray:
-        """What each candidate costs for `seconds`: money, or GPU-hours where no price is known."""
-        return self.view.gpus * self.seconds / 3600 * self.view.price_per_gpu_hour
+    def cost(self) -> FloatArray:
+        """The cost of each candidate for `seconds`: money, or GPU-hours where no price is known."""
+        return self.forecasts.gpus * self.seconds / 3600 * self.forecasts.price_per_gpu_hour
 
     def option(self, index: int) -> Option:
         """Return one candidate with its forecast, read from the arrays."""
-        view = self.view
-        candidate = view.candidates[index]
-        seconds = _run_estimate(view.time, index)
+        forecasts = self.forecasts
+        candidate = forecasts.candidates[index]
+        seconds = _run_estimate(forecasts.time, index)
         gpu_hours = seconds.times(candidate.gpus / 3600)
-        price = float(view.price_per_gpu_hour[index]) if self.request.priced else None
-        startup = view.startups[index]
+        price = float(forecasts.price_per_gpu_hour[index]) if self.request.priced else None
+        startup = forecasts.startups[index]
         grade_by_limit = {limit: int(grades[index]) for limit, grades in self._grades_by_limit.items()}
         return Option(
             candidate=candidate,
-            series=view.series[index],
-            label=view.labels[index],
-            measured_engine=bool(view.measured[index]),
-            global_batch=int(view.global_batch[index]),
-            keeps_batch=bool(view.keeps_batch[index]),
-            large_batch=bool(view.large_batch[index]),
+            series=forecasts.series[index],
+            label=forecasts.labels[index],
+            measured_engine=bool(forecasts.measured[index]),
+            global_batch=int(forecasts.global_batch[index]),
+            keeps_batch=bool(forecasts.keeps_batch[index]),
+            large_batch=bool(forecasts.large_batch[index]),
             seconds=seconds,
-            training=_run_estimate(view.training, index),
+            training=_run_estimate(forecasts.training, index),
             startup=None if startup is None else startup.seconds.one_run,
             startup_assumed=None if startup is None else startup.assumption,
             gpu_hours=gpu_hours,
             cost=None if price is None else gpu_hours.times(price),
-            efficiency=_run_estimate(view.efficiency, index),
-            same_loss_seconds=_finite_value(view.same_loss_seconds, index),
-            memory_bytes=_finite_value(view.memory_bytes, index),
-            oom_chance=_finite_value(view.oom_chance, index),
+            efficiency=_run_estimate(forecasts.efficiency, index),
+            same_loss_seconds=_finite_value(forecasts.same_loss_seconds, index),
+            memory_bytes=_finite_value(forecasts.memory_bytes, index),
+            oom_chance=_finite_value(forecasts.oom_chance, index),
             verdicts={limit: VERDICTS[grade] for limit, grade in grade_by_limit.items()},
         )
 
     @cached_property
     def _grades_by_limit(self) -> dict[str, NDArray[np.int64]]:
-        """Limit -> the grade of each candidate (`_grade`)."""
-        return {limit: _grade(shares) for limit, shares in self.limits.items()}
+        """Limit -> the grade of each candidate (`_grades_of_limit`)."""
+        return {limit: _grades_of_limit(shares) for limit, shares in self.limits.items()}
 
 
 def _run_estimate(values: FloatArray, index: int) -> Estimate:
@@ -116,7 +116,7 @@ def _run_estimate(values: FloatArray, index: int) -> Estimate:
         index: the candidate's.
     """
     value, low, high = map(float, values[:, index])
-    return of_a_run(value, low, high)
+    return future_run_estimate(value, low, high)
 
 
 def _finite_value(values: FloatArray, index: int) -> float | None:
@@ -124,9 +124,9 @@ def _finite_value(values: FloatArray, index: int) -> float | None:
     return float(values[index]) if np.isfinite(values[index]) else None
 
 
-def measured_first(view: ForecastTable, mask: BoolArray) -> BoolArray:
+def measured_first(forecasts: ForecastTable, mask: BoolArray) -> BoolArray:
     """Return the mask of the candidates in `mask` whose engine was measured; `mask` itself, where there is none."""
-    measured: BoolArray = mask & view.measured
+    measured: BoolArray = mask & forecasts.measured
     return measured if measured.any() else mask
 
 
@@ -142,12 +142,12 @@ def answers(choosing: Choosing) -> tuple[Answer, ...]:
 
 def closest(choosing: Choosing) -> Option | None:
     """Return the option that misses its worst limit by least; None where no candidate may be an answer."""
-    largest_shares = overshoot(choosing.limits, len(choosing.view.candidates))
-    index = best(choosing.preferred, largest_shares, choosing.seconds)
+    largest_shares = largest_limit_shares(choosing.limits, len(choosing.forecasts.candidates))
+    index = index_of_least(choosing.preferred, largest_shares, choosing.seconds)
     return None if index is None else choosing.option(index)
 
 
-def each_alone(choosing: Choosing) -> dict[str, Option]:
+def best_under_each_limit(choosing: Choosing) -> dict[str, Option]:
     """Return limit -> the best option under this limit alone; lacks limits that nothing meets."""
     options = {}
     for limit, shares in choosing.limits.items():
@@ -162,22 +162,27 @@ def _within_limits(choosing: Choosing, kind: QuestionKind) -> Answer | None:
 
     It is the best candidate of those that surely meet the limits, else of those that probably do. Of either those with
     measured engines come first.
+
+    A riskier option is less sure in one way, and clearly better: it only probably meets the limits, or, where there is
+    no such option, its engine was not measured.
     """
-    grade = grades(choosing.limits, len(choosing.view.candidates))
+    grade = worst_grades(choosing.limits, len(choosing.forecasts.candidates))
+    surely_meets = grade >= VERDICTS.index("meets")
+    probably_meets = grade >= VERDICTS.index("probably")
     pick_best = _PICKS[kind]
-    surely = grade >= VERDICTS.index("meets")
-    probably = grade >= VERDICTS.index("probably")
-    surely_measured = pick_best(choosing, choosing.preferred & surely)
-    surely_any_engine = pick_best(choosing, choosing.pool & surely)
-    probably_measured = pick_best(choosing, choosing.preferred & probably)
-    probably_any_engine = pick_best(choosing, choosing.pool & probably)
+    # Indices of candidates, None where a mask is empty.
+    surely_measured = pick_best(choosing, choosing.preferred & surely_meets)
+    surely_any_engine = pick_best(choosing, choosing.eligible & surely_meets)
+    probably_measured = pick_best(choosing, choosing.preferred & probably_meets)
+    probably_any_engine = pick_best(choosing, choosing.eligible & probably_meets)
     chosen = _first_known(surely_measured, surely_any_engine, probably_measured, probably_any_engine)
     if chosen is None:
         return None
-    # First the best that only probably meets the limits, then the best that surely does, with any engine.
-    for other in (probably_measured, surely_any_engine):
-        if other is not None and other != chosen and _is_worth_the_risk(choosing, kind, other, chosen):
-            return Answer(kind, choosing.option(chosen), riskier=choosing.option(other))
+    for riskier in (probably_measured, surely_any_engine):
+        if riskier is None or riskier == chosen:
+            continue
+        if _is_worth_the_risk(choosing, kind, riskier, chosen):
+            return Answer(kind, choosing.option(chosen), riskier=choosing.option(riskier))
     return Answer(kind, choosing.option(chosen))
 
 
@@ -189,49 +194,49 @@ def _first_known(*indices: int | None) -> int | None:
     return None
 
 
-_WORTH_TELLING = 0.05
+_CLEARLY_BETTER = 0.05
 """Share by which a riskier answer must be better."""
 
 
-def _is_worth_the_risk(choosing: Choosing, kind: QuestionKind, other: int, chosen: int) -> bool:
+def _is_worth_the_risk(choosing: Choosing, kind: QuestionKind, riskier: int, chosen: int) -> bool:
     """Whether a riskier candidate answers a question clearly better than the chosen one.
 
     Args:
         choosing: all candidates.
         kind: the question.
-        other: index of the riskier candidate.
+        riskier: index of the riskier candidate.
         chosen: index of the chosen one.
     """
     if kind == "most":
-        return bool(choosing.view.gpus[other] > choosing.view.gpus[chosen])
-    cost = choosing.seconds if kind == "fastest" else choosing.spent
-    return bool(cost[other] < (1 - _WORTH_TELLING) * cost[chosen])
+        return bool(choosing.forecasts.gpus[riskier] > choosing.forecasts.gpus[chosen])
+    cost = choosing.seconds if kind == "fastest" else choosing.cost
+    return bool(cost[riskier] < (1 - _CLEARLY_BETTER) * cost[chosen])
 
 
-def _most(choosing: Choosing, mask: BoolArray) -> int | None:
+def _most_ranks(choosing: Choosing, mask: BoolArray) -> int | None:
     """Return the index of the candidate with most ranks; None where the mask is empty.
 
     Only candidates count that no other one beats in time and cost: beyond, more is paid for a longer time.
     """
     is_on_front = np.zeros(len(mask), dtype=bool)
-    is_on_front[front(mask, choosing.seconds, choosing.spent)] = True
-    return best(is_on_front, -choosing.view.gpus, choosing.seconds)
+    is_on_front[pareto_front(mask, choosing.seconds, choosing.cost)] = True
+    return index_of_least(is_on_front, -choosing.forecasts.gpus, choosing.seconds)
 
 
 def _fastest(choosing: Choosing, mask: BoolArray) -> int | None:
     """Return the index of the fastest candidate, of equals the cheapest; None where the mask is empty."""
-    return best(mask, choosing.seconds, choosing.spent)
+    return index_of_least(mask, choosing.seconds, choosing.cost)
 
 
 def _cheapest(choosing: Choosing, mask: BoolArray) -> int | None:
     """Return the index of the cheapest candidate, of equals the fastest; None where the mask is empty."""
-    return best(mask, choosing.spent, choosing.seconds)
+    return index_of_least(mask, choosing.cost, choosing.seconds)
 
 
 _PICKS: dict[QuestionKind, Callable[[Choosing, BoolArray], int | None]] = {
     "fastest": _fastest,
     "cheapest": _cheapest,
-    "most": _most,
+    "most": _most_ranks,
 }
 """Question -> the function that picks the best candidate in a mask."""
 
@@ -245,16 +250,17 @@ def _knee(choosing: Choosing) -> Answer | None:
     Eager, Zahorjan & Lazowska, "Speedup Versus Efficiency in Parallel Systems" (IEEE Transactions on Computers 38(3),
     1989), section 4. Up to there one per cent less time costs less than one per cent more GPU-hours, beyond it more.
     """
-    view = choosing.view
-    expected_training = view.training[0]
-    more_to_same_loss = choosing.seconds - view.seconds  # 0 where `seconds` is the time of the work
+    forecasts = choosing.forecasts
+    expected_training = forecasts.training[0]
+    more_to_same_loss = choosing.seconds - forecasts.seconds  # 0 where `seconds` is the time of the work
     training = expected_training + more_to_same_loss
-    index = best(choosing.preferred, view.gpus * view.price_per_gpu_hour * training**2, view.gpus)
+    priced_gpus = forecasts.gpus * forecasts.price_per_gpu_hour
+    index = index_of_least(choosing.preferred, priced_gpus * training**2, forecasts.gpus)
     if index is None:
         return None
     # Of all that are shown: large batches may be no answer, but show what is beyond this count.
-    largest_count = view.gpus[measured_first(view, choosing.shown)].max()
-    return Answer("knee", choosing.option(index), at_the_end=bool(view.gpus[index] == largest_count))
+    largest_count = forecasts.gpus[measured_first(forecasts, choosing.shown)].max()
+    return Answer("knee", choosing.option(index), at_the_end=bool(forecasts.gpus[index] == largest_count))
 
 
 class LimitShares(NamedTuple):
@@ -273,26 +279,26 @@ Limits = Mapping[str, LimitShares]
 """Limit -> the shares of it that candidates take."""
 
 
-def limits(view: ForecastTable, request: Request) -> Limits:
+def limit_shares(forecasts: ForecastTable, request: Request) -> Limits:
     """Return each limit of the request with the shares of it that all candidates take."""
     shares: dict[str, LimitShares] = {}
-    expected_seconds, _, longest_seconds = view.time
+    expected_seconds, _, longest_seconds = forecasts.time
     if request.deadline_seconds is not None:
         shares["deadline"] = LimitShares(
             expected_seconds / request.deadline_seconds, longest_seconds / request.deadline_seconds
         )
     if request.budget is not None:
-        share_per_second = view.gpus / 3600 * view.price_per_gpu_hour / request.budget
+        share_per_second = forecasts.gpus / 3600 * forecasts.price_per_gpu_hour / request.budget
         shares["budget"] = LimitShares(expected_seconds * share_per_second, longest_seconds * share_per_second)
     if request.min_efficiency is not None:
-        expected_efficiency, lowest_efficiency, _ = view.efficiency
+        expected_efficiency, lowest_efficiency, _ = forecasts.efficiency
         shares["efficiency"] = LimitShares(
             request.min_efficiency / expected_efficiency, request.min_efficiency / lowest_efficiency
         )
     return shares
 
 
-def grades(limits: Limits, count: int) -> NDArray[np.int64]:
+def worst_grades(limits: Limits, count: int) -> NDArray[np.int64]:
     """Return each candidate's worst verdict on any limit, as its position in `VERDICTS`, (N,).
 
     Without a limit it is the best verdict. A candidate with a share of NaN misses the limit.
@@ -303,17 +309,17 @@ def grades(limits: Limits, count: int) -> NDArray[np.int64]:
     """
     worst = np.full(count, len(VERDICTS) - 1)
     for shares in limits.values():
-        worst = np.minimum(worst, _grade(shares))
+        worst = np.minimum(worst, _grades_of_limit(shares))
     return worst
 
 
-def _grade(shares: LimitShares) -> NDArray[np.int64]:
+def _grades_of_limit(shares: LimitShares) -> NDArray[np.int64]:
     """Return each candidate's verdict on one limit, as its position in `VERDICTS`, (N,)."""
     probably_or_misses = np.where(shares.expected <= 1.0, VERDICTS.index("probably"), VERDICTS.index("misses"))
     return np.where(shares.far_end <= 1.0, VERDICTS.index("meets"), probably_or_misses)
 
 
-def overshoot(limits: Limits, count: int) -> FloatArray:
+def largest_limit_shares(limits: Limits, count: int) -> FloatArray:
     """Return the largest share of any limit that each candidate's expected value takes, (N,); NaN counts as infinite.
 
     Args:
@@ -326,14 +332,14 @@ def overshoot(limits: Limits, count: int) -> FloatArray:
     return largest
 
 
-def _rounded(key: FloatArray) -> FloatArray:
+def _rounded_keys(key: FloatArray) -> FloatArray:
     """Return keys rounded to ten digits, so that those which differ in the last bits alone are equal."""
     mantissa, exponent = np.frexp(key)
     rounded: FloatArray = np.ldexp(np.round(mantissa, 10), exponent)
     return rounded
 
 
-def best(mask: BoolArray, *keys: FloatArray) -> int | None:
+def index_of_least(mask: BoolArray, *keys: FloatArray) -> int | None:
     """Return the index of the candidate in `mask` with the smallest first key; None where the mask is empty.
 
     Among equals the second key decides, and so on.
@@ -341,23 +347,23 @@ def best(mask: BoolArray, *keys: FloatArray) -> int | None:
     indices = np.flatnonzero(mask)
     if not len(indices):
         return None
-    order = np.lexsort([_rounded(key[indices]) for key in reversed(keys)])  # lexsort sorts by its last key first
+    order = np.lexsort([_rounded_keys(key[indices]) for key in reversed(keys)])  # lexsort sorts by its last key first
     return int(indices[order[0]])
 
 
-def front(mask: BoolArray, first: FloatArray, second: FloatArray) -> list[int]:
+def pareto_front(mask: BoolArray, first_cost: FloatArray, second_cost: FloatArray) -> list[int]:
     """Return the Pareto front of two costs: the indices in `mask` of which no other one is as good in both costs.
 
-    They come by rising `first` cost. Of several that are equal in both only one is in the front.
+    They come by rising `first_cost`. Of several that are equal in both only one is in the front.
     """
     indices = np.flatnonzero(mask)
-    first = _rounded(first)
-    second = _rounded(second)
+    first = _rounded_keys(first_cost)
+    second = _rounded_keys(second_cost)
     indices_by_first = indices[np.lexsort((second[indices], first[indices]))]
-    unbeaten: list[int] = []
+    front: list[int] = []
     lowest_second = np.inf
     for index in indices_by_first:
         if second[index] < lowest_second:
-            unbeaten.append(int(index))
+            front.append(int(index))
             lowest_second = float(second[index])
-    return unbeaten
+    return front

@@ -33,7 +33,7 @@ from vitscale.trial.trial import WRAPPER_FIELDS, TrainSpec, Trial
 if TYPE_CHECKING:
     from vitscale.prediction.instances import Instance  # with readers of tables
 
-BEYOND = 8
+_FARTHEST_TIMES_MEASURED = 8
 """Times the largest measured count up to which counts are candidates, where the user does not say."""
 _HOSTS_ONE_BY_ONE = 16
 """Hosts up to which every count of hosts is looked at; beyond, four to each doubling."""
@@ -43,6 +43,7 @@ class RankCount(NamedTuple):
     """A number of ranks, and how they lie on equal hosts."""
 
     gpus: int
+    """The ranks, whatever their device."""
     ranks_per_node: int
 
 
@@ -69,23 +70,30 @@ def rank_counts(
         RequestError: a count of `gpus` does not fill its hosts, or no count is left.
     """
     points = [point for member in series for point in member.points]
-    full_host = ranks_per_node or host_size(points)[0]
+    measured_host, _ = host_size(points)
+    full_host = ranks_per_node or measured_host
     if gpus is None:
         counts = _usual_counts({point.gpus for point in points}, max_gpus, full_host)
     else:
         counts = set(gpus)
-        uneven = [count for count in gpus if count > full_host and count % full_host != 0]
-        if uneven and ranks_per_node is not None:
-            raise RequestError(
-                f"{uneven[0]} ranks do not fill hosts of {full_host}",
-                valid=[f"multiples of {full_host}, or fewer than that"],
-                next_step="Say how many ranks a host has with --nodes-of",
-            )
+        if ranks_per_node is not None:
+            _refuse_uneven_counts(gpus, ranks_per_node)
     if max_gpus is not None:
         counts = {count for count in counts if count <= max_gpus}
     if not counts:
         raise RequestError("no rank count is left", next_step="Raise --max-gpus, or leave --gpus out")
     return tuple(RankCount(count, equal_hosts(count, full_host)) for count in sorted(counts))
+
+
+def _refuse_uneven_counts(counts: Sequence[int], full_host: int) -> None:
+    """Raise RequestError where a count takes several hosts and does not fill them. Args: full_host: its ranks."""
+    uneven = [count for count in counts if count > full_host and count % full_host != 0]
+    if uneven:
+        raise RequestError(
+            f"{uneven[0]} ranks do not fill hosts of {full_host}",
+            valid=[f"multiples of {full_host}, or fewer than that"],
+            next_step="Say how many ranks a host has with --nodes-of",
+        )
 
 
 def _usual_counts(measured: set[int], max_gpus: int | None, full_host: int) -> set[int]:
@@ -96,14 +104,15 @@ def _usual_counts(measured: set[int], max_gpus: int | None, full_host: int) -> s
         max_gpus: the largest count. None: eight times the largest measured one.
         full_host: ranks of a full host.
     """
-    limit = min(MOST_RANKS, BEYOND * max(measured) if max_gpus is None else max_gpus)
-    counts = measured | {2**power for power in range(limit.bit_length())}
+    requested_limit = _FARTHEST_TIMES_MEASURED * max(measured) if max_gpus is None else max_gpus
+    limit = min(MOST_RANKS, requested_limit)
+    counts = {*measured, *_powers_of_two(limit)}
     counts |= {full_host * hosts for hosts in _host_counts(limit // full_host)}
     within_limit = {count for count in counts if count <= limit}
     return {count for count in within_limit if count <= full_host or count % full_host == 0}
 
 
-def counts_of(
+def rank_counts_on_instances(
     instance: Instance, series: Sequence[Series], gpus: tuple[int, ...] | None, max_gpus: int | None
 ) -> tuple[int, ...]:
     """Return the rank counts that fill whole instances, in rising order.
@@ -118,29 +127,31 @@ def counts_of(
         limit = max(gpus) if max_gpus is None else max_gpus
         within_limit = {count for count in gpus if count <= limit}
         return tuple(sorted(count for count in within_limit if count % instance.gpus == 0))
-    largest_measured = max(point.gpus for member in series for point in member.points)
-    limit = min(MOST_RANKS, max(instance.gpus, BEYOND * largest_measured) if max_gpus is None else max_gpus)
-    instances = _host_counts(limit // instance.gpus)
+    if max_gpus is None:
+        largest_measured = max(point.gpus for member in series for point in member.points)
+        max_gpus = max(instance.gpus, _FARTHEST_TIMES_MEASURED * largest_measured)
+    limit = min(MOST_RANKS, max_gpus)
+    instance_counts = _host_counts(limit // instance.gpus)
     if instance.gpus == 1:
-        instances = {count for count in instances if count.bit_count() == 1}  # powers of two
-    return tuple(sorted(count * instance.gpus for count in instances))
+        instance_counts = {count for count in instance_counts if count.bit_count() == 1}  # powers of two
+    return tuple(sorted(count * instance.gpus for count in instance_counts))
 
 
 def _host_counts(limit: int) -> set[int]:
     """Return numbers of hosts up to `limit`: each up to 16, then 4, 5, 6 and 7 times each power of two."""
     counts = set(range(1, min(limit, _HOSTS_ONE_BY_ONE) + 1))
     for power in range(2, limit.bit_length()):
-        counts |= {quarters * 2**power for quarters in (4, 5, 6, 7)}
+        counts |= {times * 2**power for times in (4, 5, 6, 7)}
     return {count for count in counts if count <= limit}
 
 
-_SMALLER = 4
+_HALVINGS = 4
 """Powers of two by which micro-batches go below the smallest measured one."""
-_LARGER = 3
+_DOUBLINGS = 3
 """Powers of two by which micro-batches go beyond the largest measured one."""
 _ACCUMULATIONS = (1, 2, 4)
 """Accumulations of candidates that train with another global batch."""
-_MOST_IMAGES = 1_000_000
+_LARGEST_MICRO_BATCH = 1_000_000
 """Most images of a micro-batch: `trial.BatchCount`."""
 
 
@@ -157,7 +168,7 @@ class Candidates:
     indivisible: tuple[int, ...] = ()
     """Rank counts over which the study's one global batch does not divide."""
 
-    def beside(self, other: Candidates) -> Candidates:
+    def joined_with(self, other: Candidates) -> Candidates:
         """Return these candidates and others together."""
         return replace(
             self,
@@ -172,24 +183,25 @@ def candidates(
 ) -> Candidates:
     """Return every combination of engine variant, micro-batch, accumulation, checkpointing and rank count.
 
-    What was measured at one of the rank counts is among them.
+    What was measured at one of the rank counts is among them. Each rank has a model of its own, else see
+    `shared_model_candidates`.
 
     Args:
         comparable: the series to advise about.
         counts: (ranks, ranks on each host), as `rank_counts` has them.
         hosts_given: whether ranks must lie on hosts as in `counts`; else they may also lie as they were measured.
     """
-    variants, refused = _variants(comparable)
+    variants, refused = _engine_variants(comparable)
     micro_batches = _micro_batches(comparable)
     trainable = _Trainable.of(comparable)
     combinations: list[Candidate] = []
-    keeps_by_policy: list[bool] = []
+    keeps_by_policy: list[bool] = []  # for each combination
     indivisible = []
     for gpus, per_node in counts:
         shares = shares_of_batch(comparable, gpus)
         if not shares:
             indivisible.append(gpus)
-        keeps_by_batch = _batches(shares, micro_batches)
+        keeps_by_batch = _keeps_by_batch(shares, micro_batches)
         for variant in variants:
             if of_engine(variant.engine).alone and gpus > 1:
                 continue
@@ -202,22 +214,28 @@ def candidates(
     measured_counts = {candidate.gpus for candidate in measured}  # a look at the count first saves most look-ups
     was_measured = [candidate.gpus in measured_counts and candidate in measured for candidate in combinations]
     keeps_batch = [keeps or is_measured for keeps, is_measured in zip(keeps_by_policy, was_measured, strict=True)]
+    # Those measured with a batch, or on hosts, that no combination has.
     other_measured = measured.difference(compress(combinations, was_measured))
     combinations += sorted(other_measured, key=_pair_order)
     keeps_batch += [True] * len(other_measured)
     return Candidates(tuple(combinations), tuple(keeps_batch), refused, tuple(indivisible))
 
 
-def _batches(shares: Iterable[int], micro_batches: Sequence[int]) -> dict[_Batch, bool]:
+def _keeps_by_batch(shares: Iterable[int], micro_batches: Sequence[int]) -> dict[_Batch, bool]:
     """Return batch of a rank -> whether it keeps the study's global batch; those that do come first.
 
     Args:
-        shares: a rank's share of each global batch of the study.
+        shares: a rank's images of each global batch of the study.
         micro_batches: the micro-batches of candidates.
     """
-    keeps_by_batch = {batch: True for share in shares for batch in _divisions(share, micro_batches)}
+    keeps_by_batch: dict[_Batch, bool] = {}
+    for share in shares:
+        for batch in _batches_of_share(share, micro_batches):
+            keeps_by_batch[batch] = True
     for micro_batch, accum in product(micro_batches, _ACCUMULATIONS):
-        keeps_by_batch.setdefault(_Batch(micro_batch, accum), False)
+        batch = _Batch(micro_batch, accum)
+        if batch not in keeps_by_batch:
+            keeps_by_batch[batch] = False
     return keeps_by_batch
 
 
@@ -233,11 +251,12 @@ def _measured_candidates(
         hosts_given: whether ranks must lie on hosts like that.
     """
     measured = set()
-    for candidate in comparable.measured:
-        host = ranks_per_node.get(candidate.gpus)
-        if host is None or candidate.gpus % candidate.ranks_per_node != 0:
+    for candidate in comparable.series_by_candidate:
+        planned_ranks_per_node = ranks_per_node.get(candidate.gpus)
+        has_partly_filled_host = candidate.gpus % candidate.ranks_per_node != 0
+        if planned_ranks_per_node is None or has_partly_filled_host:
             continue  # a study cannot ask for a host that is not full
-        if hosts_given and candidate.ranks_per_node != min(candidate.gpus, host):
+        if hosts_given and candidate.ranks_per_node != min(candidate.gpus, planned_ranks_per_node):
             continue
         for checkpointing in trainable.checkpointing_options(candidate.micro_batch, candidate.grad_accum):
             measured.add(replace(candidate, activation_checkpointing=checkpointing))
@@ -269,8 +288,8 @@ class _Trainable:
         """Collects the measured batches."""
         return cls(
             train=comparable.trial.train,
-            micro_batches=frozenset(candidate.micro_batch for candidate in comparable.measured),
-            accumulations=frozenset(candidate.grad_accum for candidate in comparable.measured),
+            micro_batches=frozenset(candidate.micro_batch for candidate in comparable.series_by_candidate),
+            accumulations=frozenset(candidate.grad_accum for candidate in comparable.series_by_candidate),
         )
 
     def checkpointing_options(self, micro_batch: int, grad_accum: int) -> tuple[bool, ...]:
@@ -294,11 +313,11 @@ class _Trainable:
         return placeholders(self.train.arguments)
 
 
-_MOST_ALONG = 64
-"""Most stages, and most ranks that share the tokens."""
+_LARGEST_SPLIT = 64
+"""Most stages of a pipeline, and most ranks that share the tokens of an image."""
 
 
-def of_shared_models(comparable: ComparableSeries, counts: Sequence[tuple[int, int]]) -> Candidates:
+def shared_model_candidates(comparable: ComparableSeries, counts: Sequence[tuple[int, int]]) -> Candidates:
     """Return candidates whose ranks share models, with the study's own global batches and with pipelines of 1F1B.
 
     Ranks share by powers of two along each axis that the model and an engine allow, and as they were measured. Ranks
@@ -308,73 +327,100 @@ def of_shared_models(comparable: ComparableSeries, counts: Sequence[tuple[int, i
         comparable: the series to advise about.
         counts: (ranks, ranks on each host), as `rank_counts` has them.
     """
-    variants, _ = _variants(comparable)
+    variants, _ = _engine_variants(comparable)
     micro_batches = _micro_batches(comparable)
     trial = comparable.trial
     combinations: list[Candidate] = []
     largest_host = max((per_node for _, per_node in counts), default=1)
-    splits = list(_splits(trial.model, ranks_per_node=largest_host))
+    splits = list(_possible_splits(trial.model, ranks_per_node=largest_host))
     splits += _measured_splits(comparable).difference([NO_SPLIT, *splits])
     for variant in variants:
         train = with_variant(trial.train, variant)
-        # With enough micro-batches for every schedule.
-        long_train = train.model_copy(update={"grad_accum": _MOST_ALONG})
+        # A pipeline needs as many micro-batches as stages: a split that is refused even with most is never possible.
+        with_most_micro_batches = train.model_copy(update={"grad_accum": _LARGEST_SPLIT})
         for parallel in splits:
-            if _refused(parallel, long_train, trial.model):
+            if _is_refused(parallel, with_most_micro_batches, trial.model):
                 continue
             for gpus, per_node in counts:
-                if not _fits_hosts(parallel, gpus, per_node):
-                    continue
-                for micro_batch, accum in _study_batches(comparable, gpus, micro_batches, parallel.ranks_per_model):
-                    if _refused(parallel, train.model_copy(update={"grad_accum": accum}), trial.model):
-                        continue
-                    for checkpointing in (False, True):
-                        combinations.append(
-                            Candidate(
-                                gpus,
-                                per_node,
-                                variant,
-                                micro_batch,
-                                accum,
-                                checkpointing,
-                                instance=None,
-                                parallel=parallel,
-                            )
-                        )
+                if _fits_hosts(parallel, gpus, per_node):
+                    batches = _study_batches(comparable, gpus, micro_batches, parallel.ranks_per_model)
+                    on_hosts = RankCount(gpus, per_node)
+                    combinations += _on_split(trial.model, train, variant, parallel, on_hosts, batches)
     return Candidates(tuple(combinations), (True,) * len(combinations))
 
 
-def _splits(model: ModelSpec, ranks_per_node: int) -> Iterator[ParallelSpec]:
+def _on_split(
+    model: ModelSpec,
+    train: TrainSpec,
+    variant: EngineVariant,
+    parallel: ParallelSpec,
+    count: RankCount,
+    batches: Sequence[_Batch],
+) -> Iterator[Candidate]:
+    """Yields the candidates under one engine, with one split, on one number of ranks.
+
+    Args:
+        model: the model.
+        train: training under the engine variant.
+        variant: the engine variant.
+        parallel: how ranks share a model.
+        count: the ranks, and their hosts.
+        batches: the batches to choose from; those with too few micro-steps for a pipeline are passed over.
+    """
+    for micro_batch, accum in batches:
+        if _is_refused(parallel, train.model_copy(update={"grad_accum": accum}), model):
+            continue
+        for checkpointing in (False, True):
+            yield Candidate(
+                count.gpus,
+                count.ranks_per_node,
+                variant,
+                micro_batch,
+                accum,
+                checkpointing,
+                instance=None,
+                parallel=parallel,
+            )
+
+
+def _possible_splits(model: ModelSpec, ranks_per_node: int) -> Iterator[ParallelSpec]:
     """Yields the ways in which ranks may share a model, by powers of two along each axis.
 
     Args:
         model: the model, which limits the stages and the ranks that share its heads.
         ranks_per_node: most ranks on a host, which limits those that cut matrices.
     """
-    stages = min(_MOST_ALONG, most_stages(model) or 1)
+    stages = min(_LARGEST_SPLIT, most_stages(model) or 1)
     for tensor, sequence, pipeline in product(
-        _powers_of_two(ranks_per_node), _powers_of_two(_MOST_ALONG), _powers_of_two(stages)
+        _powers_of_two(ranks_per_node), _powers_of_two(_LARGEST_SPLIT), _powers_of_two(stages)
     ):
         parallel = ParallelSpec(tensor=tensor, sequence=sequence, pipeline=pipeline)
-        if parallel != NO_SPLIT and (model.heads or 1) % (tensor * sequence) == 0:
+        # Both axes hand whole attention heads to their ranks.
+        divides_heads = (model.heads or 1) % (tensor * sequence) == 0
+        if parallel != NO_SPLIT and divides_heads:
             yield parallel
 
 
 def _powers_of_two(limit: int) -> list[int]:
-    """1, 2, 4, ... up to `limit`."""
+    """Return 1, 2, 4, ... up to `limit`."""
     return [2**power for power in range(limit.bit_length())]
 
 
 def _measured_splits(comparable: ComparableSeries) -> set[ParallelSpec]:
+    """Return the ways in which ranks shared a model in any measured point, `NO_SPLIT` included."""
     return {point.trial.parallel for series in comparable.members for point in series.points}
 
 
 def _fits_hosts(parallel: ParallelSpec, gpus: int, ranks_per_node: int) -> bool:
-    """Whether whole models lie on so many ranks, and those that cut matrices on one host."""
-    return gpus % parallel.ranks_per_model == 0 and ranks_per_node % min(ranks_per_node, parallel.tensor) == 0
+    """Whether so many ranks make whole models, and hosts hold whole groups of the ranks that cut matrices.
+
+    Groups that are larger than a host always fit.
+    """
+    ranks_of_group_on_host = min(ranks_per_node, parallel.tensor)
+    return gpus % parallel.ranks_per_model == 0 and ranks_per_node % ranks_of_group_on_host == 0
 
 
-def _refused(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) -> bool:
+def _is_refused(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) -> bool:
     """Whether a study with this split would be refused."""
     try:
         check_split(parallel, train, model)
@@ -383,10 +429,16 @@ def _refused(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) -> bool
     return False
 
 
-def rented(
+def candidates_on_instances(
     comparable: ComparableSeries, instances: Sequence[Instance], gpus: tuple[int, ...] | None, max_gpus: int | None
 ) -> Candidates:
     """Return candidates on whole instances, with only the engines that were measured and the study's own batches.
+
+    Args:
+        comparable: the series to advise about.
+        instances: the instances to choose from.
+        gpus: exactly these rank counts; None: all that fill instances up to `max_gpus`.
+        max_gpus: the largest rank count; None: see `rank_counts_on_instances`.
 
     Raises:
         RequestError: none of them trains in the study's precision, or comes to the counts asked for.
@@ -402,7 +454,7 @@ def rented(
     for instance in instances:
         if instance.gpu.name in refused_gpus:
             continue
-        counts = counts_of(instance, comparable.members, gpus, max_gpus)
+        counts = rank_counts_on_instances(instance, comparable.members, gpus, max_gpus)
         if not counts:
             refused_instances[instance.name] = "no whole number of them has a rank count that was asked for"
         combinations += _on_instances(comparable, instance, counts)
@@ -438,7 +490,7 @@ def _study_batches(
         ranks_per_model: ranks that share a model.
     """
     shares = sorted(shares_of_batch(comparable, gpus, ranks_per_model))
-    return list(dict.fromkeys(batch for share in shares for batch in _divisions(share, micro_batches)))
+    return list(dict.fromkeys(batch for share in shares for batch in _batches_of_share(share, micro_batches)))
 
 
 def shares_of_batch(comparable: ComparableSeries, gpus: int, ranks_per_model: int = 1) -> frozenset[int]:
@@ -446,18 +498,21 @@ def shares_of_batch(comparable: ComparableSeries, gpus: int, ranks_per_model: in
 
     They follow from the study's batch policy. Batches that do not divide over the models are left out.
 
+    Example: a strong-global study with a global batch of 512 has 64 images for each of 8 ranks without a split. With 2
+    ranks a model these are 4 models, of 128 images each.
+
     Args:
         comparable: the series to advise about.
         gpus: ranks, a multiple of `ranks_per_model`.
         ranks_per_model: ranks that share a model; 1: each has its own.
     """
     shares = []
-    for series in comparable.of_the_policy:
+    for series in comparable.members_of_policy:
         trial = series.points[-1].trial
         if comparable.reference.mode == "strong-global":
             images = trial.global_batch * ranks_per_model
             ranks = gpus
-        else:  # a rank's part of the global batch stays, whoever shares its model
+        else:  # a rank's part of the global batch stays, however many ranks share its model
             images = trial.train.micro_batch * trial.train.grad_accum * ranks_per_model
             ranks = trial.parallel.ranks_per_model
         if images % ranks == 0:
@@ -465,7 +520,7 @@ def shares_of_batch(comparable: ComparableSeries, gpus: int, ranks_per_model: in
     return frozenset(shares)
 
 
-class _Variants(NamedTuple):
+class _EngineVariants(NamedTuple):
     """Variants of engines, by whether they can train what was measured."""
 
     trainable: list[EngineVariant]
@@ -474,25 +529,24 @@ class _Variants(NamedTuple):
     """Name of a variant -> why it cannot."""
 
 
-def _variants(comparable: ComparableSeries) -> _Variants:
+def _engine_variants(comparable: ComparableSeries) -> _EngineVariants:
     """Return the measured variants, and the unmeasured ones of `PROPOSED` that could train the same."""
     trainable = sorted(comparable.variants)
     refused: dict[str, str] = {}
     train = comparable.trial.train
     # A script distributes training itself; no other engine has the optimizer of the user's own DeepSpeed file.
     allows_no_other = train.script is not None or train.optimizer == "deepspeed_config"
-    for variant in () if allows_no_other else PROPOSED:
-        if variant in comparable.variants:
-            continue
-        reason = _refusal(comparable.trial, variant)
+    unmeasured = [] if allows_no_other else [variant for variant in PROPOSED if variant not in comparable.variants]
+    for variant in unmeasured:
+        reason = _variant_refusal(comparable.trial, variant)
         if reason:
             refused[variant.name] = reason
         else:
             trainable.append(variant)
-    return _Variants(trainable, refused)
+    return _EngineVariants(trainable, refused)
 
 
-def _refusal(measured: Trial, variant: EngineVariant) -> str:
+def _variant_refusal(measured: Trial, variant: EngineVariant) -> str:
     """Return why an unmeasured variant cannot train what was measured; empty where it can."""
     train = with_variant(measured.train, variant)
     try:
@@ -530,17 +584,17 @@ def _micro_batches(comparable: ComparableSeries) -> tuple[int, ...]:
     measured = measured_micro_batches(comparable.members)
     smallest = min(measured)
     largest = max(measured)
-    smaller = {smallest // 2**power for power in range(1, _SMALLER + 1) if smallest % 2**power == 0}
-    larger = {largest * 2**power for power in range(1, _LARGER + 1)}
+    smaller = {smallest // 2**power for power in range(1, _HALVINGS + 1) if smallest % 2**power == 0}
+    larger = {largest * 2**power for power in range(1, _DOUBLINGS + 1)}
     sizes = measured | smaller | larger
-    return tuple(sorted(size for size in sizes if 1 <= size <= _MOST_IMAGES))
+    return tuple(sorted(size for size in sizes if 1 <= size <= _LARGEST_MICRO_BATCH))
 
 
-def _divisions(share: int, micro_batches: Sequence[int]) -> Iterator[_Batch]:
-    """Yields the batches that a model's share of the global batch divides into; one of them is the whole share.
+def _batches_of_share(share: int, micro_batches: Sequence[int]) -> Iterator[_Batch]:
+    """Yields the ways to train a model's share of the global batch in equal micro-batches; one is the whole share.
 
-    Example: a share of 12 with micro-batches 4 and 8 gives 4 x 3 and 12 x 1.
+    Example: a share of 12 images with micro-batches 4 and 8 gives 4 x 3 and 12 x 1.
     """
     for micro_batch in sorted({*micro_batches, share}):
-        if share % micro_batch == 0 and micro_batch <= _MOST_IMAGES:
-            yield _Batch(micro_batch, share // micro_batch)
+        if share % micro_batch == 0 and micro_batch <= _LARGEST_MICRO_BATCH:
+            yield _Batch(micro_batch, grad_accum=share // micro_batch)

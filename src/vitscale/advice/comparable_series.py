@@ -1,4 +1,11 @@
-"""Which measured series advice is about: the one asked for, and those that train the same under another wrapper."""
+"""Which measured series advice is about: the one asked for, and those that train the same under another wrapper.
+
+series        the measured points of one curve: the same training at several rank counts
+batch policy  what stays as the rank count grows: a rank's micro-batch (strong-micro), the global batch (strong-global),
+              or a rank's images of an epoch (weak)
+workload      what must be equal for one trial's step time to say something of another's: model, data, precision and so
+              on, but not the engine's wrapper, the batch, or how ranks share a model
+"""
 
 from __future__ import annotations
 
@@ -24,15 +31,15 @@ from vitscale.trial.trial import Trial
 
 @dataclass(frozen=True)
 class ComparableSeries:
-    """A series, and others that train the same model on the same data."""
+    """A series, the reference, and others that train the same model on the same data."""
 
     reference: Series
     members: tuple[Series, ...]
     """The reference first, then series of its batch policy, then the others."""
 
     @cached_property
-    def measured(self) -> Mapping[Candidate, Series]:
-        """Each configuration that was run -> the first member that has it."""
+    def series_by_candidate(self) -> Mapping[Candidate, Series]:
+        """Each configuration that was measured -> the first member that has it."""
         series_by_candidate = {}
         for series in reversed(self.members):  # the first member is the last to be written
             for point in series.points:
@@ -41,8 +48,8 @@ class ComparableSeries:
         return series_by_candidate
 
     @property
-    def of_the_policy(self) -> tuple[Series, ...]:
-        """The members of the reference's batch policy."""
+    def members_of_policy(self) -> tuple[Series, ...]:
+        """The members with the reference's batch policy."""
         return tuple(series for series in self.members if series.mode == self.reference.mode)
 
     @property
@@ -52,7 +59,7 @@ class ComparableSeries:
 
     @property
     def variants(self) -> frozenset[EngineVariant]:
-        """The engine of every member, with its variant."""
+        """The engines of the members, each with its options for distributing training (deepspeed ZeRO-2)."""
         return frozenset(_variant(series) for series in self.members)
 
     def nearest(self, candidate: Candidate) -> Series:
@@ -64,21 +71,24 @@ class ComparableSeries:
 
         def distance(member: Series) -> _Distance:
             return _Distance(
-                other_split=_trial(member).parallel != candidate.parallel,
+                other_split=_largest_trial(member).parallel != candidate.parallel,
                 other_policy=member.mode != self.reference.mode,
                 micro_batch=_micro_batch_distance(member, candidate.micro_batch),
             )
 
-        of_same_variant = [series for series in self.members if _variant(series) == candidate.variant]
-        return min(of_same_variant or [self.reference], key=distance)
+        same_variant = [series for series in self.members if _variant(series) == candidate.variant]
+        return min(same_variant or [self.reference], key=distance)
 
 
 class _Distance(NamedTuple):
     """How far a series is from a candidate, the weightiest difference first."""
 
     other_split: bool
+    """Whether its ranks share a model in another way."""
     other_policy: bool
+    """Whether its batch policy is not the reference's."""
     micro_batch: float
+    """|ln(a / b)| of the two micro-batches."""
 
 
 def comparable_series(evidence: Evidence, name: str | None) -> ComparableSeries:
@@ -91,50 +101,63 @@ def comparable_series(evidence: Evidence, name: str | None) -> ComparableSeries:
     3. of the ways in which the same model was trained (in bf16, compiled), that with the fewest GPU-seconds an image;
     4. most runs.
 
+    Args:
+        evidence: all measured series.
+        name: a series, or the beginning of the names of several; None: any series may be the best.
+
     Raises:
         RequestError: there is no such series, or none at all.
     """
     if not evidence.series:
         raise evidence.refusal("to advise from")
-    by_name = {series.name: series for series in evidence.series}
-    names = list(by_name) if name is None else matching(by_name, name)
-    series_asked_for = [by_name[series_name] for series_name in names]
-    # An engine that trains otherwise is often faster, and is advised about only where nothing else was asked for.
-    candidates = [series for series in series_asked_for if _trains_like_one_process(series)] or series_asked_for
-    best = max(candidates, key=_merit)
-    equals = [series for series in candidates if _merit(series).is_equal_but_for_runs(_merit(best))]
-    of_same_task = [series for series in equals if _task(series) == _task(best)]
-    cheapest_workload = workload(_trial(min(of_same_task, key=_image_seconds)))
-    cheapest = [series for series in of_same_task if workload(_trial(series)) == cheapest_workload]
-    reference = max(cheapest, key=_merit)
-    others = [
-        series
-        for series in evidence.series
-        if series is not reference and workload(_trial(series)) == cheapest_workload
-    ]
-    others.sort(key=lambda series: series.mode != reference.mode)
+    reference = _best_series(_requested_series(evidence, name))
+    others = [series for series in evidence.series if series is not reference and _is_same_work(series, reference)]
+    others.sort(key=lambda series: series.mode != reference.mode)  # those of the reference's policy first
     return ComparableSeries(reference, (reference, *others))
 
 
-def _trial(series: Series) -> Trial:
-    """The trial of a series at its largest rank count."""
+def _requested_series(evidence: Evidence, name: str | None) -> list[Series]:
+    """Return the series that `name` names, all for None; of these only such as train like one process, if any does.
+
+    An engine that trains otherwise is often faster, and is advised about only where nothing else was asked for.
+    """
+    series_by_name = {series.name: series for series in evidence.series}
+    names = list(series_by_name) if name is None else matching(series_by_name, name)
+    requested = [series_by_name[series_name] for series_name in names]
+    like_one_process = [series for series in requested if computation(_largest_trial(series)) == ONE_PROCESS]
+    return like_one_process or requested
+
+
+def _best_series(requested: Sequence[Series]) -> Series:
+    """Return the best series to advise from, by the criteria of `comparable_series`; there is one at least."""
+    best_curve = max(requested, key=_merit)
+    equally_good = [series for series in requested if _merit(series).is_equal_but_for_runs(_merit(best_curve))]
+    rivals = [series for series in equally_good if _learning_task(series) == _learning_task(best_curve)]
+    cheapest = min(rivals, key=_image_gpu_seconds)
+    trained_like_cheapest = [series for series in rivals if _is_same_work(series, cheapest)]
+    return max(trained_like_cheapest, key=_merit)
+
+
+def _is_same_work(series: Series, other: Series) -> bool:
+    """Whether two series have the same workload."""
+    return workload(_largest_trial(series)) == workload(_largest_trial(other))
+
+
+def _largest_trial(series: Series) -> Trial:
+    """Return the trial of a series at its largest rank count."""
     return series.points[-1].trial
 
 
-def _trains_like_one_process(series: Series) -> bool:
-    return computation(_trial(series)) == ONE_PROCESS
-
-
 class _Merit(NamedTuple):
-    """What makes a series better to advise from, the weightiest first."""
+    """What makes a series better to advise from, the weightiest first; more is better."""
 
     rank_counts: int
     policy: int
-    """Position of its batch policy: strong-micro is the best."""
+    """Position of its batch policy in `_POLICIES`."""
     runs: int
 
     def is_equal_but_for_runs(self, other: _Merit) -> bool:
-        """Whether the two have as many rank counts, under one policy."""
+        """Whether the two have equally many rank counts and the same policy."""
         return (self.rank_counts, self.policy) == (other.rank_counts, other.policy)
 
 
@@ -143,19 +166,20 @@ _POLICIES = ("weak", "strong-global", "strong-micro")
 
 
 def _merit(series: Series) -> _Merit:
+    """Return how good a series is to advise from."""
     runs = sum(len(point.step_seconds) for point in series.points)
     return _Merit(len(series.points), _POLICIES.index(series.mode), runs)
 
 
-def _task(series: Series) -> tuple[object, ...]:
+def _learning_task(series: Series) -> tuple[object, ...]:
     """Return what a series learns, from which data and on which device; the rest of a workload is how it trains."""
-    trial = _trial(series)
+    trial = _largest_trial(series)
     train = trial.train
     learned = (trial.model, trial.data.name, train.optimizer, train.gradient_clipping)
     return (*learned, train.device, trial.world.threads_per_rank, trial.origin)
 
 
-def _image_seconds(series: Series) -> float:
+def _image_gpu_seconds(series: Series) -> float:
     """Return the GPU-seconds for an image at the fewest ranks; infinite where the batch is unknown."""
     point = min(series.points, key=lambda point: point.gpus)
     if not point.batch_known or not point.step_seconds:
@@ -164,12 +188,13 @@ def _image_seconds(series: Series) -> float:
 
 
 def _variant(series: Series) -> EngineVariant:
-    return EngineVariant.of_train(series.points[-1].trial.train)
+    """Return the engine of a series, with its options for distributing training."""
+    return EngineVariant.of_train(_largest_trial(series).train)
 
 
 def _micro_batch_distance(series: Series, micro_batch: int) -> float:
     """Return |ln(a / b)| of the micro-batches of a series and of a candidate."""
-    return abs(math.log(_trial(series).train.micro_batch / micro_batch))
+    return abs(math.log(_largest_trial(series).train.micro_batch / micro_batch))
 
 
 def measured_micro_batches(members: Sequence[Series]) -> frozenset[int]:

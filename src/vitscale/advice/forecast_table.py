@@ -66,7 +66,7 @@ class ForecastTable:
     global_batch: FloatArray
     keeps_batch: BoolArray
     large_batch: BoolArray
-    """Whether it is large-batch training: see `_large_batch`."""
+    """Whether it is large-batch training: see `_is_large_batch`."""
     measured: BoolArray
     """Whether its engine was measured."""
     known: BoolArray
@@ -75,7 +75,7 @@ class ForecastTable:
     """Whether it fits in memory. True where that is unknown, but for ranks that share a model: they must be known to
     fit."""
     needless: BoolArray
-    """Whether it recomputes activations though it would fit without; see `_needless`."""
+    """Whether it recomputes activations though it would fit without; see `_needless_checkpointing`."""
     contends: BoolArray
     """Whether it may be advised. Only these contenders have a time, a start-up and an efficiency."""
     memory_known: bool
@@ -143,7 +143,7 @@ def forecast_table(
         startup_by_candidate[index] = startup
     return ForecastTable(
         candidates=combinations,
-        series=_origins(comparable, combinations, series),
+        series=_origin_series(comparable, combinations, series),
         labels=tuple(labels),
         time=for_all_candidates(times.seconds),
         training=for_all_candidates(times.training),
@@ -210,7 +210,7 @@ def _rough_forecast_of_all(
     micro_batch = column(combinations, "micro_batch")
     steps = whole_steps(np.full(len(combinations), float(work.images)), batch, micro_batch, work.drop_last)
     keeps_batch = np.array(candidates.keeps_batch, dtype=bool)
-    large_batch = _large_batch(work.images / batch, batch, study_batch, noise)
+    large_batch = _is_large_batch(work.images / batch, batch, study_batch, noise)
     to_same_loss = images_to_same_loss(batch, study_batch, noise)
     epoch_seconds = steps * forecast.step.value
     known = np.isfinite(epoch_seconds)
@@ -219,15 +219,19 @@ def _rough_forecast_of_all(
     is_shared_of_unknown_size = shares_model & np.isnan(forecast.memory_bytes)
     is_too_large = forecast.oom_chance > MOST_OOM_CHANCE  # False where the chance is NaN
     fits = ~is_too_large & ~is_shared_of_unknown_size
-    needless = _needless(combinations, forecast.oom_chance, comparable.trial.train.activation_checkpointing)
+    needless = _needless_checkpointing(
+        combinations, forecast.oom_chance, comparable.trial.train.activation_checkpointing
+    )
     measured = np.array([candidate.variant in comparable.variants for candidate in combinations], dtype=bool)
     kinds = [
         (candidate.variant, candidate.gpus, bool(keeps), bool(is_large), candidate.instance)
         for candidate, keeps, is_large in zip(combinations, keeps_batch, large_batch, strict=True)
     ]
+    # Of an unmeasured engine only the best contends: a hint, not an answer.
+    times_the_best = np.where(measured, _MOST_TIMES_THE_BEST, 1.0)
     contends = _contends(
         known & fits & ~needless,
-        np.where(measured, _CLEARLY, 1.0),  # of an unmeasured engine only the best contends: a hint, not an answer
+        times_the_best,
         kinds,
         epoch_seconds,
         epoch_seconds * np.nan_to_num(to_same_loss, nan=1.0),
@@ -258,7 +262,7 @@ def _nearest_series(comparable: ComparableSeries, combinations: Sequence[Candida
     return names
 
 
-def _origins(
+def _origin_series(
     comparable: ComparableSeries, combinations: Sequence[Candidate], nearest: Sequence[str]
 ) -> tuple[str, ...]:
     """Return for each candidate the name of the series that measured it, else of the one nearest to it.
@@ -270,7 +274,7 @@ def _origins(
     """
     names = []
     for candidate, nearest_name in zip(combinations, nearest, strict=True):
-        measured_series = comparable.measured.get(candidate)
+        measured_series = comparable.series_by_candidate.get(candidate)
         names.append(nearest_name if measured_series is None else measured_series.name)
     return tuple(names)
 
@@ -301,7 +305,7 @@ class _Forecasts:
             members = indices_by_series[name]
             return members, self.forecaster(name, [self.combinations[index] for index in members], rough)
 
-        return gathered(forks.spread(forecast_series, list(indices_by_series), fewest=_MANY_SERIES))
+        return gathered(forks.spread(forecast_series, list(indices_by_series), fewest=_FEWEST_SERIES_FOR_FORKS))
 
 
 class _RunTimes(NamedTuple):
@@ -382,17 +386,17 @@ def _startup_seconds(startup: StartUpForecast | None) -> float:
     return startup.seconds.value if startup is not None else 0.0
 
 
-_MANY_SERIES = 4
+_FEWEST_SERIES_FOR_FORKS = 4
 """Number of series from which forks of this process are worth their cost."""
-_CLEARLY = 1.15
+_MOST_TIMES_THE_BEST = 1.15
 """How many times as long as the best of its engine and rank count a candidate may take and still be an answer."""
-_FEW_STEPS = 100
+_FEWEST_STEPS = 100
 """Steps an epoch below which a global batch is a large one."""
-_TIMES_THE_NOISE = 10
+_LARGE_TIMES_THE_NOISE = 10
 """Times the gradient noise scale above which a global batch is a large one."""
 
 
-def _large_batch(steps_per_epoch: FloatArray, batch: FloatArray, study_batch: int, noise: NoiseScale) -> BoolArray:
+def _is_large_batch(steps_per_epoch: FloatArray, batch: FloatArray, study_batch: int, noise: NoiseScale) -> BoolArray:
     """Return which candidates are large-batch training, (N,).
 
     These have a larger batch than the study's smallest, and few steps an epoch or a batch far above the noise scale.
@@ -402,17 +406,19 @@ def _large_batch(steps_per_epoch: FloatArray, batch: FloatArray, study_batch: in
     """
     is_beyond_noise = np.zeros(len(batch), dtype=bool)
     if noise.images is not None:
-        is_beyond_noise = batch > _TIMES_THE_NOISE * noise.images
-    large: BoolArray = (batch > study_batch) & (is_beyond_noise | (steps_per_epoch < _FEW_STEPS))
+        is_beyond_noise = batch > _LARGE_TIMES_THE_NOISE * noise.images
+    large: BoolArray = (batch > study_batch) & (is_beyond_noise | (steps_per_epoch < _FEWEST_STEPS))
     return large
 
 
-def _contends(usable: BoolArray, times: FloatArray, kinds: Sequence[Hashable], *costs: FloatArray) -> BoolArray:
+def _contends(
+    usable: BoolArray, times_the_best: FloatArray, kinds: Sequence[Hashable], *costs: FloatArray
+) -> BoolArray:
     """Return which candidates contend, (N,): those close to the cheapest of their kind in any of the costs.
 
     Args:
         usable: which candidates may contend.
-        times: how many times the cheapest cost each candidate may have.
+        times_the_best: how many times the cheapest cost each candidate may have.
         kinds: the kind of each candidate; it competes with those of the same kind.
         costs: one or more costs of each candidate.
     """
@@ -423,8 +429,8 @@ def _contends(usable: BoolArray, times: FloatArray, kinds: Sequence[Hashable], *
     for cost in costs:
         lowest_by_kind = np.full(len(different_kinds), np.inf)
         np.minimum.at(lowest_by_kind, kind_numbers[usable], cost[usable])
-        lowest_of_own_kind = lowest_by_kind[kind_numbers]  # (N,)
-        contending |= usable & (cost <= times * lowest_of_own_kind)
+        lowest_of_kind = lowest_by_kind[kind_numbers]  # that of each candidate's own kind, (N,)
+        contending |= usable & (cost <= times_the_best * lowest_of_kind)
     return contending
 
 
@@ -477,7 +483,7 @@ def images_to_same_loss(batch: FloatArray, study_batch: int, noise: NoiseScale) 
     return ratio
 
 
-def _needless(combinations: Sequence[Candidate], oom: FloatArray, as_measured: bool) -> BoolArray:
+def _needless_checkpointing(combinations: Sequence[Candidate], oom: FloatArray, as_measured: bool) -> BoolArray:
     """Return which candidates recompute activations without need, (N,).
 
     They would fit in memory without it. Where memory is unknown, needless are those that do otherwise than the study.

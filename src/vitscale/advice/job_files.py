@@ -30,6 +30,31 @@ _STUDY_END = "END_OF_STUDY"
 """No line of a study file is this: each is a comment, a section or `key = value`."""
 
 
+class _AdvisedStudy(NamedTuple):
+    """What a job file is written from; see `job_text`."""
+
+    text: str
+    option: Option
+    trial: Trial
+    devices: tuple[str, ...]
+    wheel: Path
+
+    @property
+    def has_several_hosts(self) -> bool:
+        """Whether its ranks lie on more than one host."""
+        return self.option.nodes > 1
+
+    @property
+    def ranks_per_host(self) -> int:
+        """Ranks on each host, and so GPUs, if they train on GPUs."""
+        return self.option.candidate.ranks_per_node
+
+    @property
+    def cores_per_host(self) -> int:
+        """Cores that the ranks of a host need."""
+        return self.ranks_per_host * max(1, self.trial.world.threads_per_rank)
+
+
 def job_text(kind: str, study: str, option: Option, trial: Trial, devices: tuple[str, ...], wheel: Path) -> str:
     """Return the text of a file that starts a study elsewhere, in a format of `JOB_FORMATS`.
 
@@ -46,122 +71,156 @@ def job_text(kind: str, study: str, option: Option, trial: Trial, devices: tuple
     """
     if kind not in JOB_FORMATS:
         raise unknown("format of a job", kind, ("study", *JOB_FORMATS))
-    return JOB_FORMATS[kind].text(study, option, trial, devices, wheel)
+    return JOB_FORMATS[kind].text(_AdvisedStudy(study, option, trial, devices, wheel))
 
 
-def _sky_task(study: str, option: Option, trial: Trial, devices: tuple[str, ...], wheel: Path) -> str:
-    """Return the file of a SkyPilot task; the arguments are those of `job_text`."""
-    has_several_hosts = option.nodes > 1
-    script = trial.train.script
-    task: dict[str, Any] = {"name": _label(study)}
+def _sky_task(advised: _AdvisedStudy) -> str:
+    """Return the file of a SkyPilot task.
+
+    SkyPilot runs the commands of `run` on every host. Only the first of several writes the study and starts it.
+    """
+    study = advised.text
+    script = advised.trial.train.script
+    task: dict[str, Any] = {"name": _dns_label(study)}
     if script is not None:
         # Its folder goes along, with what it imports, and is where the task's commands start.
         task["workdir"] = str(Path(script).parent)
         study = study.replace(f"\nscript = {toml_value(script)}\n", f"\nscript = {toml_value(Path(script).name)}\n")
-    task["num_nodes"] = option.nodes
-    task["resources"] = _sky_resources(option, trial, devices)
-    if has_several_hosts:
+    task["num_nodes"] = advised.option.nodes
+    task["resources"] = _sky_resources(advised)
+    if advised.has_several_hosts:
         task["volumes"] = {"/shared": "REPLACE-BY-A-VOLUME"}
-    task["file_mounts"] = {f"~/{wheel.name}": str(wheel)}
-    task["setup"] = f"pip install ~/{shlex.quote(f'{wheel.name}[train]')}\n"
+    task["file_mounts"] = {f"~/{advised.wheel.name}": str(advised.wheel)}
+    task["setup"] = f"pip install ~/{shlex.quote(f'{advised.wheel.name}[train]')}\n"
     write_study = f"cat > study.toml <<'{_STUDY_END}'\n{study}{_STUDY_END}\n"
-    if has_several_hosts:
+    if advised.has_several_hosts:
         task["run"] = (
             'if [ "$SKYPILOT_NODE_RANK" = 0 ]; then\n'
-            f'echo "$SKYPILOT_NODE_IPS" | sed "s/$/ slots={option.candidate.ranks_per_node}/" > hosts\n'
+            f'echo "$SKYPILOT_NODE_IPS" | sed "s/$/ slots={advised.ranks_per_host}/" > hosts\n'
             f"{write_study}vitscale run study.toml --hostfile hosts -o /shared/results\nfi\n"
         )
     else:
         task["run"] = f"{write_study}vitscale run study.toml -o ~/results\n"
-    volume_note = "; the volume is one that all hosts may write to" if has_several_hosts else ""
-    return _yaml(f"Written by vitscale advise. Start it with: sky launch FILE{volume_note}.", task)
+    volume_note = "; the volume is one that all hosts may write to" if advised.has_several_hosts else ""
+    return _yaml_file(f"Written by vitscale advise. Start it with: sky launch FILE{volume_note}.", task)
 
 
-def _sky_resources(option: Option, trial: Trial, devices: tuple[str, ...]) -> dict[str, Any]:
+def _sky_resources(advised: _AdvisedStudy) -> dict[str, Any]:
     """Return the cores and GPUs of a host, in SkyPilot's words; the user is to replace a GPU without a name there."""
-    resources = {"cpus": f"{_cores(option, trial)}+"}
-    if trial.train.device == "cuda":
-        instance = option.candidate.instance
-        gpu_name = instance.gpu.name if instance is not None else next(iter(devices), "")
+    resources = {"cpus": f"{advised.cores_per_host}+"}
+    if advised.trial.train.device == "cuda":
+        instance = advised.option.candidate.instance
+        gpu_name = instance.gpu.name if instance is not None else next(iter(advised.devices), "")
         matches = [sky_name for pattern, sky_name in _ACCELERATORS if re.search(pattern, gpu_name)]
         accelerator = matches[0] if matches else "REPLACE-BY-A-GPU"
-        resources["accelerators"] = f"{accelerator}:{option.candidate.ranks_per_node}"
+        resources["accelerators"] = f"{accelerator}:{advised.ranks_per_host}"
     return resources
 
 
-def _job_set(study: str, option: Option, trial: Trial, _: tuple[str, ...], wheel: Path) -> str:
-    """Return the file of a JobSet, whose first host runs `vitscale run`; the arguments are those of `job_text`.
+_FIRST_JOB = "first"
+"""Name of the job in a JobSet whose one pod runs `vitscale run`."""
+_OTHER_JOB = "others"
+"""Name of the job in a JobSet whose pods serve ssh, by which the first one starts their ranks."""
 
-    The other hosts serve ssh, by which the first one starts their ranks.
-    """
-    name = _label(study)
-    has_several_hosts = option.nodes > 1
-    hosts = [f"{name}-first-0-0.{name}", *(f"{name}-others-0-{index}.{name}" for index in range(option.nodes - 1))]
-    hostfile = "".join(f"{host} slots={option.candidate.ranks_per_node}\n" for host in hosts)
-    files = {"study.toml": study, "hosts": hostfile}
-    run = "vitscale run /study/study.toml -o /shared/results"
-    jobs: list[dict[str, Any]] = []
-    if has_several_hosts:
-        serve_ssh = "exec /usr/sbin/sshd -D -e"
-        jobs.append(_job("first", 1, f"{run} --hostfile /study/hosts", option, trial, name))
-        jobs.append(_job("others", option.nodes - 1, serve_ssh, option, trial, name))
-    else:
-        jobs.append(_job("first", 1, run, option, trial, name))
-    spec: dict[str, Any] = {
-        # The other hosts serve ssh for ever: the set succeeds as soon as the first host does.
-        "successPolicy": {"operator": "All", "targetReplicatedJobs": ["first"]},
-        "failurePolicy": {"maxRestarts": 0},
-        "network": {"enableDNSHostnames": True, "subdomain": name},
-        "replicatedJobs": jobs,
+
+def _job_set(advised: _AdvisedStudy) -> str:
+    """Return a file with a JobSet, one pod on each host, and a ConfigMap of the files that its pods read."""
+    name = _dns_label(advised.text)
+    hostfile = "".join(f"{host} slots={advised.ranks_per_host}\n" for host in _pod_hosts(name, advised.option.nodes))
+    config_map = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": _config_map_name(name)},
+        "data": {"study.toml": advised.text, "hosts": hostfile},
     }
-    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{name}-study"}, "data": files}
     job_set = {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
         "metadata": {"name": name},
-        "spec": spec,
+        "spec": {
+            # The other hosts serve ssh for ever: the set succeeds as soon as the first host does.
+            "successPolicy": {"operator": "All", "targetReplicatedJobs": [_FIRST_JOB]},
+            "failurePolicy": {"maxRestarts": 0},
+            "network": {"enableDNSHostnames": True, "subdomain": name},
+            "replicatedJobs": _replicated_jobs(advised, name),
+        },
     }
-    script = f" and the script {shown(trial.train.script)}" if trial.train.script is not None else ""
+    return _yaml_file(_job_set_instructions(advised), config_map, job_set)
+
+
+def _pod_hosts(job_set: str, hosts: int) -> list[str]:
+    """Return the host names of a JobSet's pods, the first host's first.
+
+    A JobSet names them SET-JOB-REPLICA-POD.SUBDOMAIN; each job has one replica here, and the subdomain is the set's
+    name. Example: a set "vit" on three hosts has vit-first-0-0.vit, vit-others-0-0.vit and vit-others-0-1.vit.
+    """
+    others = [f"{job_set}-{_OTHER_JOB}-0-{pod}.{job_set}" for pod in range(hosts - 1)]
+    return [f"{job_set}-{_FIRST_JOB}-0-0.{job_set}", *others]
+
+
+def _config_map_name(job_set: str) -> str:
+    """Return the name of the ConfigMap with the files that a JobSet's pods read."""
+    return f"{job_set}-study"
+
+
+def _replicated_jobs(advised: _AdvisedStudy, job_set: str) -> list[dict[str, Any]]:
+    """Return the job of the first host, and that of the other hosts if there are any. Args: job_set: its name."""
+    run_study = "vitscale run /study/study.toml -o /shared/results"
+    if not advised.has_several_hosts:
+        return [_replicated_job(advised, job_set, name=_FIRST_JOB, pods=1, command=run_study)]
+    run_on_hosts = f"{run_study} --hostfile /study/hosts"
+    serve_ssh = "exec /usr/sbin/sshd -D -e"
+    other_hosts = advised.option.nodes - 1
+    return [
+        _replicated_job(advised, job_set, name=_FIRST_JOB, pods=1, command=run_on_hosts),
+        _replicated_job(advised, job_set, name=_OTHER_JOB, pods=other_hosts, command=serve_ssh),
+    ]
+
+
+def _job_set_instructions(advised: _AdvisedStudy) -> str:
+    """Return the comment at the head of a JobSet's file: what the user has to name, and how to start it."""
+    script = advised.trial.train.script
+    in_image = f"{advised.wheel.name}[train]"
+    if script is not None:
+        in_image += f" and the script {shown(script)}"
     hosts_note = ""
-    if has_several_hosts:
+    if advised.has_several_hosts:
         hosts_note = " that all hosts may write to; the image has sshd, and the secret the keys of ~/.ssh"
-    head = (
-        f"Written by vitscale advise. Name an image with {wheel.name}[train]{script} in it and a claim for /shared"
+    return (
+        f"Written by vitscale advise. Name an image with {in_image} in it and a claim for /shared"
         f"{hosts_note}. Then: kubectl apply -f FILE"
     )
-    return _yaml(head, config, job_set)
 
 
-def _job(name: str, pods: int, command: str, option: Option, trial: Trial, job_set: str) -> dict[str, Any]:
-    """Return a replicated job, with one pod on each host.
+def _replicated_job(advised: _AdvisedStudy, job_set: str, *, name: str, pods: int, command: str) -> dict[str, Any]:
+    """Return an entry of a JobSet's `replicatedJobs`: a job with one pod on each of its hosts.
 
     Args:
-        name: its name in the set.
+        advised: the study.
+        job_set: the name of the set.
+        name: the job's name in the set.
         pods: number of hosts.
         command: the shell command of each pod.
-        option: what was advised.
-        trial: the trial that it was worked out from.
-        job_set: the name of the set.
     """
-    gpus = {"nvidia.com/gpu": option.candidate.ranks_per_node} if trial.train.device == "cuda" else {}
+    gpus = {"nvidia.com/gpu": advised.ranks_per_host} if advised.trial.train.device == "cuda" else {}
     mounts = [
         {"name": "study", "mountPath": "/study"},
         {"name": "shared", "mountPath": "/shared"},
         {"name": "memory", "mountPath": "/dev/shm"},  # noqa: S108 - the loaders' and NCCL's, in the pod
     ]
     volumes: list[dict[str, Any]] = [
-        {"name": "study", "configMap": {"name": f"{job_set}-study"}},
+        {"name": "study", "configMap": {"name": _config_map_name(job_set)}},
         {"name": "shared", "persistentVolumeClaim": {"claimName": "REPLACE-BY-A-CLAIM"}},
         {"name": "memory", "emptyDir": {"medium": "Memory"}},
     ]
-    if option.nodes > 1:
+    if advised.has_several_hosts:
         mounts.append({"name": "ssh", "mountPath": "/root/.ssh"})
         volumes.append({"name": "ssh", "secret": {"secretName": "REPLACE-BY-A-SECRET", "defaultMode": 0o400}})
     container = {
         "name": "vitscale",
         "image": "REPLACE-BY-AN-IMAGE",
         "command": ["bash", "-c", command],
-        "resources": {"limits": gpus, "requests": {"cpu": _cores(option, trial)}},
+        "resources": {"limits": gpus, "requests": {"cpu": advised.cores_per_host}},
         "volumeMounts": mounts,
     }
     pod = {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
@@ -172,8 +231,10 @@ def _job(name: str, pods: int, command: str, option: Option, trial: Trial, job_s
 class JobFormat(NamedTuple):
     """A file format of another project, and the command that starts such a file."""
 
-    text: Callable[[str, Option, Trial, tuple[str, ...], Path], str]
+    text: Callable[[_AdvisedStudy], str]
+    """Returns the text of a file."""
     start: str
+    """The command, without the file's name."""
 
 
 JOB_FORMATS: Mapping[str, JobFormat] = {
@@ -182,35 +243,34 @@ JOB_FORMATS: Mapping[str, JobFormat] = {
 }
 
 
-def _cores(option: Option, trial: Trial) -> int:
-    """Return the cores that the ranks of a host need."""
-    return option.candidate.ranks_per_node * max(1, trial.world.threads_per_rank)
+_LONGEST_LABEL = 36
+"""A DNS label has 63 characters at most, and a pod's name is its set's with its job's and numbers behind it."""
 
 
-def _label(study: str) -> str:
-    """Return the study's name as a DNS label, short enough for the names of pods that are made of it.
+def _dns_label(study: str) -> str:
+    """Return the name of a study file's study as a DNS label, short enough for the names of pods made of it.
 
     Example: "ViT-B on 8 GPUs" gives "vit-b-on-8-gpus"; a name that begins with a digit gets "vitscale-" before it.
     """
     match = re.search(r'^name = "(.*)"$', study, re.MULTILINE)
     name = match[1].lower() if match else ""
     with_hyphens = re.sub(r"[^a-z0-9]+", "-", name).strip("-")
-    label = with_hyphens[:36].strip("-")
+    label = with_hyphens[:_LONGEST_LABEL].strip("-")
     return label if label and label[0].isalpha() else f"vitscale-{label}".strip("-")
 
 
-def _text(dumper: Any, text: str) -> Any:
+def _yaml_text(dumper: Any, text: str) -> Any:
     """Represent a text as YAML; one of several lines as a block."""
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
 _Dumper: Any = type("_Dumper", (yaml.SafeDumper,), {})
-_Dumper.add_representer(str, _text)
+_Dumper.add_representer(str, _yaml_text)
 
 
-def _yaml(head: str, *documents: Mapping[str, Any]) -> str:
-    """Return a file of several documents, after a comment."""
+def _yaml_file(comment: str, *documents: Mapping[str, Any]) -> str:
+    """Return the text of a YAML file: a comment of one line, and then the documents."""
     texts = [
         yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=False) for document in documents
     ]
-    return f"# {head}\n" + "---\n".join(texts)
+    return f"# {comment}\n" + "---\n".join(texts)

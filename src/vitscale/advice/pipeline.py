@@ -12,8 +12,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitscale.advice.answers import Answer, Choosing, answers, best, closest, each_alone, front, limits, measured_first
-from vitscale.advice.candidates import Candidates, candidates, of_shared_models, rank_counts, rented
+from vitscale.advice.answers import (
+    Answer,
+    Choosing,
+    answers,
+    best_under_each_limit,
+    closest,
+    index_of_least,
+    limit_shares,
+    measured_first,
+    pareto_front,
+)
+from vitscale.advice.candidates import (
+    Candidates,
+    candidates,
+    candidates_on_instances,
+    rank_counts,
+    shared_model_candidates,
+)
 from vitscale.advice.comparable_series import ComparableSeries, comparable_series, noise_of, work_of
 from vitscale.advice.forecast_table import MOST_OOM_CHANCE, Forecaster, forecast_table
 from vitscale.advice.next_measurement import Measurement, measurements
@@ -63,7 +79,7 @@ class Advice:
     """The fastest that trains with another global batch than the study, where that is faster than all that keep it."""
     large_batch: Option | None
     """The option that is better than all others because it trains with large batches, where the request does not allow
-    them (`_large_batch`)."""
+    them (`_better_large_batch`)."""
     looked_at: int
     """Number of candidates."""
     dropped: Mapping[str, int]
@@ -122,7 +138,7 @@ def advise(
     comparable = comparable_series(evidence, request.series)
     work = work_of(comparable, request)
     all_candidates = _candidates(comparable, request)
-    batches = sorted({point.trial.global_batch for series in comparable.of_the_policy for point in series.points})
+    batches = sorted({point.trial.global_batch for series in comparable.members_of_policy for point in series.points})
     forecasts = forecast_table(
         comparable,
         all_candidates,
@@ -135,14 +151,14 @@ def advise(
     )
     counts_time_to_same_loss = request.any_batch and noise.images is not None
     seconds = forecasts.same_loss_seconds if counts_time_to_same_loss else forecasts.seconds
-    choosing = Choosing(forecasts, request, limits(forecasts, request), seconds)
+    choosing = Choosing(forecasts, request, limit_shares(forecasts, request), seconds)
 
     answers_to_limits = answers(choosing)
     options = [answer.option for answer in answers_to_limits]
     miss = _miss_of_limits(choosing, answers_to_limits)
     if miss.closest is not None:
         options.append(miss.closest)
-    pareto_front = front(measured_first(forecasts, choosing.shown), choosing.seconds, choosing.spent)
+    front = pareto_front(measured_first(forecasts, choosing.shown), choosing.seconds, choosing.cost)
     return Advice(
         asked=request,
         work=work,
@@ -156,12 +172,12 @@ def advise(
         closest=miss.closest,
         alone=miss.alone,
         never=miss.never,
-        front=tuple(choosing.option(index) for index in pareto_front),
-        by_count=_by_count(choosing),
-        other_batch=_other_batch(choosing),
-        large_batch=_large_batch(choosing, nothing_meets_limits=miss.closest is not None),
+        front=tuple(choosing.option(index) for index in front),
+        by_count=_fastest_by_count(choosing),
+        other_batch=_faster_other_batch(choosing),
+        large_batch=_better_large_batch(choosing, nothing_meets_limits=miss.closest is not None),
         looked_at=len(all_candidates.combinations),
-        dropped=_dropped(choosing),
+        dropped=_dropped_by_reason(choosing),
         refused=all_candidates.refused,
         indivisible=all_candidates.indivisible,
         memory_known=forecasts.memory_known,
@@ -185,7 +201,7 @@ def _miss_of_limits(choosing: Choosing, answers_to_limits: Sequence[Answer]) -> 
     closest_option = closest(choosing)
     if closest_option is None:
         return _MissOfLimits()
-    alone = each_alone(choosing)
+    alone = best_under_each_limit(choosing)
     never = tuple(limit for limit in choosing.limits if limit not in alone)
     return _MissOfLimits(closest_option, alone, never)
 
@@ -201,21 +217,21 @@ def _candidates(comparable: ComparableSeries, request: Request) -> Candidates:
     )
     on_hosts = candidates(comparable, counts, hosts_given=request.ranks_per_node is not None)
     if request.split:
-        on_hosts = on_hosts.beside(of_shared_models(comparable, counts))
+        on_hosts = on_hosts.joined_with(shared_model_candidates(comparable, counts))
     if not request.instances:
         return on_hosts
-    on_instances = rented(comparable, request.instances, request.gpus, request.max_gpus)
+    on_instances = candidates_on_instances(comparable, request.instances, request.gpus, request.max_gpus)
     has_price_of_hosts = request.price_per_gpu_hour is not None
-    return on_hosts.beside(on_instances) if has_price_of_hosts else on_instances
+    return on_hosts.joined_with(on_instances) if has_price_of_hosts else on_instances
 
 
-def _by_count(choosing: Choosing) -> tuple[Option, ...]:
+def _fastest_by_count(choosing: Choosing) -> tuple[Option, ...]:
     """Return the fastest option of each engine, split and instance at each rank count, measured engines first."""
     fastest: dict[_RowOrder, int] = {}
     for index in np.flatnonzero(choosing.shown):
-        candidate = choosing.view.candidates[index]
+        candidate = choosing.forecasts.candidates[index]
         row = _RowOrder(
-            is_unmeasured=not choosing.view.measured[index],
+            is_unmeasured=not choosing.forecasts.measured[index],
             instance="" if candidate.instance is None else candidate.instance.name,
             variant=candidate.variant,
             split=str(candidate.parallel),
@@ -237,25 +253,26 @@ class _RowOrder(NamedTuple):
     gpus: int
 
 
-def _other_batch(choosing: Choosing) -> Option | None:
+def _faster_other_batch(choosing: Choosing) -> Option | None:
     """Return the fastest option with another global batch than the study's, where the answers must keep that one.
 
     Return None where it is not faster than all that keep it.
     """
-    view = choosing.view
     if choosing.request.any_batch:
         return None
-    measured = view.contends & view.measured & (choosing.request.large_batch | ~view.large_batch)
-    keeping = np.flatnonzero(measured & view.keeps_batch)
-    changing = np.flatnonzero(measured & ~view.keeps_batch)
+    forecasts = choosing.forecasts
+    allowed_batch = choosing.request.large_batch | ~forecasts.large_batch
+    candidates_mask = forecasts.contends & forecasts.measured & allowed_batch
+    keeping = np.flatnonzero(candidates_mask & forecasts.keeps_batch)
+    changing = np.flatnonzero(candidates_mask & ~forecasts.keeps_batch)
     if len(keeping) == 0 or len(changing) == 0:
         return None
-    fastest = int(changing[np.argmin(view.seconds[changing])])
-    is_faster = view.seconds[fastest] < view.seconds[keeping].min()
+    fastest = int(changing[np.argmin(forecasts.seconds[changing])])
+    is_faster = forecasts.seconds[fastest] < forecasts.seconds[keeping].min()
     return choosing.option(fastest) if is_faster else None
 
 
-def _large_batch(choosing: Choosing, nothing_meets_limits: bool) -> Option | None:
+def _better_large_batch(choosing: Choosing, nothing_meets_limits: bool) -> Option | None:
     """Return the option that is better than all answers because it trains with large batches; None where none is.
 
     Where nothing meets the limits, it is the answer that meets them with large batches. Else it is the fastest
@@ -267,29 +284,30 @@ def _large_batch(choosing: Choosing, nothing_meets_limits: bool) -> Option | Non
             if answer.kind != "knee":
                 return answer.option
         return None
-    fastest = best(measured_first(choosing.view, choosing.shown), choosing.seconds)
-    fastest_answer = best(choosing.preferred, choosing.seconds)
+    fastest = index_of_least(measured_first(choosing.forecasts, choosing.shown), choosing.seconds)
+    fastest_answer = index_of_least(choosing.preferred, choosing.seconds)
     if fastest is None or fastest_answer is None:
         return None
     is_faster = choosing.seconds[fastest] < choosing.seconds[fastest_answer]
     return choosing.option(fastest) if is_faster else None
 
 
-def _dropped(choosing: Choosing) -> dict[str, int]:
+def _dropped_by_reason(choosing: Choosing) -> dict[str, int]:
     """Return reason -> number of candidates that were left out for it; lacks reasons without a candidate.
 
     Candidates that the request would not have shown in any case are not counted.
     """
-    view = choosing.view
-    would_be_shown = ~view.needless & (view.keeps_batch | choosing.request.any_batch)
-    masks = {
-        f"more than a {100 * MOST_OOM_CHANCE:.0f} % chance that it will not fit in memory": view.known
-        & ~view.fits
-        & np.isfinite(view.memory_bytes),
-        "ranks share a model, and what they hold is not modelled": ~view.fits & np.isnan(view.memory_bytes),
-        "its time cannot be predicted": ~view.known,
+    forecasts = choosing.forecasts
+    would_be_shown = ~forecasts.needless & (forecasts.keeps_batch | choosing.request.any_batch)
+    is_memory_known = np.isfinite(forecasts.memory_bytes)
+    mask_by_reason = {
+        f"more than a {100 * MOST_OOM_CHANCE:.0f} % chance that it will not fit in memory": (
+            forecasts.known & ~forecasts.fits & is_memory_known
+        ),
+        "ranks share a model, and what they hold is not modelled": ~forecasts.fits & np.isnan(forecasts.memory_bytes),
+        "its time cannot be predicted": ~forecasts.known,
     }
-    counts = {reason: int((mask & would_be_shown).sum()) for reason, mask in masks.items()}
+    counts = {reason: int((mask & would_be_shown).sum()) for reason, mask in mask_by_reason.items()}
     return {reason: count for reason, count in counts.items() if count > 0}
 
 
@@ -363,7 +381,7 @@ def _interruptions_by_series(
     return interrupted
 
 
-_WORTH_TELLING = 0.01
+_WORTH_REPORTING = 0.01
 """Share of the time that failures and checkpoints must take for their assumptions to be reported."""
 
 
@@ -375,7 +393,7 @@ def _assumptions_about_failures(
         return ()
     startup_seconds = 0.0 if option.startup is None else option.startup.value
     time = interruptions.wall(option.training.value, option.nodes, startup_seconds)
-    if time.lost_share < _WORTH_TELLING:
+    if time.lost_share < _WORTH_REPORTING:
         return ()
     return interruptions.assumed(option.nodes)
 

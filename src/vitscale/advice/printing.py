@@ -23,10 +23,10 @@ from vitscale.present.units import counted, number
 
 _MOST_MEASUREMENTS = 3
 """Most measurements that are proposed."""
-_FAR = 10
+_MULTIPLE_FROM = 10
 """Times a limit from which a value is given as a multiple of it, and no longer as a percentage beyond it."""
 _SHORT_VERDICT: dict[WishVerdict, str] = {"meets": "yes", "probably": "probably", "misses": "no"}
-_BRACKETS = (
+_NOTE_ON_BRACKETS = (
     "In brackets: where 9 of 10 runs will lie. A limit is met (yes) where the far end of that is within it, and "
     "probably met where the expected value is."
 )
@@ -43,13 +43,13 @@ def advice_document(
         start: the command that starts the file that was written; None: none was.
         remarks: notes on the results, which come first.
     """
-    best_measurement, *other_measurements = _measurements(
+    best_measurement, *other_measurements = _sentences_on_measurements(
         advice.measurements, units.ranks_time(advice.device, "minutes")
     )
     blocks: list[doc.Block] = [
         *remarks.blocks,
-        doc.Paragraph(" ".join(_head(advice)), "strong"),
-        *_answers(advice),
+        doc.Paragraph(" ".join(_head_sentences(advice)), "strong"),
+        *_answer_blocks(advice),
         doc.Paragraph(best_measurement),
     ]
     notes = (*sentences.notes(advice), *sentences.dropped_lines(advice))
@@ -58,28 +58,38 @@ def advice_document(
     refusals = [line for line in launch if line.startswith("unavailable: ")] if advice.chosen is not None else []
     if launch and not refusals:
         blocks.append(doc.Section("Commands that start its ranks", (doc.Code(tuple(launch)),)))
-    if advice.front:
-        columns = _columns(advice, advice.front)
-        rows = [_cells(option, columns) for option in advice.front]
-        title = "Nothing else is both faster and cheaper"
-        blocks.append(doc.table(list(columns), rows, title=title, folded=True))
-    assumptions = tuple(
-        f"{assumption.part}: {assumption.taken}. Measure it: {assumption.measurement}."
-        for assumption in advice.assumptions
-    )
-    if assumptions:
-        blocks.append(doc.Section("Assumed, for nothing measured it", (doc.Bullets(assumptions),), folded=True))
+    blocks += _front_table(advice)
+    blocks += _assumption_section(advice)
     if other_measurements:
         bullets = doc.Bullets(tuple(other_measurements))
         blocks.append(doc.Section("Other measurements", (bullets,), folded=True))
     return doc.Document("", tuple(blocks), tuple(_last_lines(advice, refusals, start)))
 
 
-def _head(advice: Advice) -> list[str]:
+def _front_table(advice: Advice) -> Iterator[doc.Block]:
+    """Yields a folded table of the options for which nothing else is both faster and cheaper, if there are any."""
+    if advice.front:
+        columns = _option_columns(advice, advice.front)
+        rows = [_cells(option, columns) for option in advice.front]
+        yield doc.table(list(columns), rows, title="Nothing else is both faster and cheaper", folded=True)
+
+
+def _assumption_section(advice: Advice) -> Iterator[doc.Block]:
+    """Yields a folded section on what the first answer takes for granted, if there is anything."""
+    sentences_on_assumptions = tuple(
+        f"{assumption.part}: {assumption.taken}. Measure it: {assumption.measurement}."
+        for assumption in advice.assumptions
+    )
+    if sentences_on_assumptions:
+        bullets = doc.Bullets(sentences_on_assumptions)
+        yield doc.Section("Assumed, for nothing measured it", (bullets,), folded=True)
+
+
+def _head_sentences(advice: Advice) -> list[str]:
     """Return the first sentences: the work, the number of configurations, the limits."""
     work = advice.work
     head = [
-        f"Advice from {sentences.origins(advice)}: {counted(work.epochs, 'epoch')} of {work.images:,} images, "
+        f"Advice from {sentences.origin_series(advice)}: {counted(work.epochs, 'epoch')} of {work.images:,} images, "
         f"{counted(advice.looked_at, 'configuration')} looked at."
     ]
     limits = sentences.limit_lines(advice)
@@ -101,8 +111,8 @@ def _last_lines(advice: Advice, refusals: Sequence[str], start: str | None) -> l
     if advice.chosen is None:
         return []
     lines = []
-    whose = "the first answer" if advice.met else "what comes nearest"
-    where_time_goes = shares_in_words(advice.step_shares, whose)
+    chosen_in_words = "the first answer" if advice.met else "what comes nearest"
+    where_time_goes = shares_in_words(advice.step_shares, chosen_in_words)
     if where_time_goes:
         lines.append(where_time_goes)
     lines.append(f"To run {sentences.in_short(advice.chosen)}:")
@@ -113,7 +123,7 @@ def _last_lines(advice: Advice, refusals: Sequence[str], start: str | None) -> l
     return lines
 
 
-def _answers(advice: Advice) -> Iterator[doc.Block]:
+def _answer_blocks(advice: Advice) -> Iterator[doc.Block]:
     """Yields the table of the answers, the better but less sure options, and a folded table of all figures.
 
     The table has a row for each question. Where nothing meets the limits, it has the row "nearest" too, and bullets say
@@ -126,28 +136,26 @@ def _answers(advice: Advice) -> Iterator[doc.Block]:
     if not option_by_question:
         return
     options = list(option_by_question.values())
-    columns = _columns(advice, options, time=lambda option: _seconds_cell(option.seconds))
+    columns = _option_columns(advice, options, time_cell=lambda option: _seconds_cell(option.seconds))
     detail_columns = _detail_columns(advice, options)
-    first_question: dict[Candidate, str] = {}
-    rows = []
+    first_question: dict[Candidate, str] = {}  # of the questions that a candidate answers
+    rows: list[tuple[doc.Cell, ...]] = []
     detail_rows = []
     for question, option in option_by_question.items():
-        cells: list[doc.Cell]
-        if option.candidate in first_question:
-            cells = [doc.Cell(f"= {first_question[option.candidate]}", spans=len(columns))]
-        else:
-            first_question[option.candidate] = question
-            cells = _cells(option, columns)
+        earlier_question = first_question.setdefault(option.candidate, question)
+        if earlier_question == question:
+            rows.append((doc.Cell(question), *_cells(option, columns)))
             detail_rows.append((doc.Cell(question), *_cells(option, detail_columns)))
-        rows.append((doc.Cell(question), *cells))
+        else:  # "cheapest = fastest"
+            rows.append((doc.Cell(question), doc.Cell(f"= {earlier_question}", spans=len(columns))))
     question_column = doc.Column("answer", words=True)
-    notes = [_BRACKETS]
+    notes = [_NOTE_ON_BRACKETS]
     if any(starts_as_forks(advice, option) for option in options):
         notes.append(OF_FORKS)
     yield doc.Table((question_column, *columns), (doc.RowGroup("", tuple(rows)),), tuple(notes))
-    dares = tuple(sentences.dares(advice))
-    if dares:
-        yield doc.Bullets(dares)
+    riskier_options = tuple(sentences.sentences_on_riskier_options(advice))
+    if riskier_options:
+        yield doc.Bullets(riskier_options)
     if advice.closest is not None:
         yield doc.Bullets((*_shortfalls(advice, advice.closest), *_limits_one_by_one(advice)))
     yield doc.table([question_column, *detail_columns], detail_rows, title="The answers in full", folded=True)
@@ -166,7 +174,7 @@ def _why_nearest(advice: Advice) -> str:
     verb = "meets" if large.verdict == "meets" else "probably meets"
     return (
         f"Only large-batch training {verb} the limits: {sentences.in_short(large)}, "
-        f"{sentences.amounts(advice, large)} ({large.label}). "
+        f"{sentences.time_and_gpu_hours(advice, large)} ({large.label}). "
         "--large-batch lets the answers do that. What comes nearest without it:"
     )
 
@@ -181,7 +189,8 @@ def _limits_one_by_one(advice: Advice) -> Iterator[str]:
     if len(advice.alone) + len(advice.never) < 2:
         return
     for limit, option in advice.alone.items():
-        yield f"The {limit} alone: {sentences.in_short(option)}, {sentences.amounts(advice, option)} ({option.label})."
+        figures = sentences.time_and_gpu_hours(advice, option)
+        yield f"The {limit} alone: {sentences.in_short(option)}, {figures} ({option.label})."
     for limit in advice.never:
         without = "" if advice.asked.large_batch else " without large-batch training"
         yield f"The {limit} alone: nothing meets it{without}."
@@ -190,18 +199,18 @@ def _limits_one_by_one(advice: Advice) -> Iterator[str]:
 def _shortfalls(advice: Advice, option: Option) -> Iterator[str]:
     """Yields sentences on how far the nearest option misses each limit."""
     request = advice.asked
-    spent = option.cost or option.gpu_hours
-    yield from _excess("deadline", option.seconds.value, request.deadline_seconds)
-    yield from _excess("budget", spent.value, request.budget)
+    cost = option.cost or option.gpu_hours  # the budget is in money where prices are known
+    yield from _excess_over_limit("deadline", option.seconds.value, request.deadline_seconds)
+    yield from _excess_over_limit("budget", cost.value, request.budget)
     if request.min_efficiency is not None and not option.efficiency.value >= request.min_efficiency:
         yield f"Its efficiency is {option.efficiency.value:.3g}, and {request.min_efficiency:g} was asked for."
 
 
-def _excess(name: str, value: float, limit: float | None) -> Iterator[str]:
-    """Yields how much larger a limit would have to be; nothing where the value is within it."""
+def _excess_over_limit(name: str, value: float, limit: float | None) -> Iterator[str]:
+    """Yields how much larger a limit would have to be; nothing where there is none, or the value is within it."""
     if limit is None or not value > limit:
         return
-    if value > _FAR * limit:
+    if value > _MULTIPLE_FROM * limit:
         yield f"The {name} would have to be {value / limit:,.0f} times as large."
     else:
         yield f"The {name} would have to be {100 * (value / limit - 1):.3g} % larger."
@@ -213,7 +222,8 @@ OptionColumns = dict[doc.Column, CellOf]
 """The columns of a table of options, in order, with the function that makes the cells of each."""
 
 
-def _time(option: Option) -> doc.Cell:
+def _time_cell(option: Option) -> doc.Cell:
+    """Return the cell of an option's time, without its interval."""
     return doc.Cell(units.seconds(option.seconds.value))
 
 
@@ -229,12 +239,13 @@ _NO_UNIT = units.Unit(1.0, "")
 
 
 def _amount_cell(estimate: Estimate | None, unit: units.Unit = _NO_UNIT) -> doc.Cell:
+    """Return the cell of a number, with its bounds in the unit of the value; a dash where it is unknown."""
     if estimate is None:
         return doc.Cell(units.UNKNOWN)
     return doc.Cell(unit.text(estimate.value), units.bounds(estimate.low, estimate.high, unit.text))
 
 
-def _spent_unit(advice: Advice, options: Sequence[Option], *, short: bool = False) -> units.Unit:
+def _gpu_hours_unit(advice: Advice, options: Sequence[Option], *, short: bool = False) -> units.Unit:
     """Return the unit for a column with the GPU-hours of some options: "GPU-hours", "GPU-days"."""
     return units.rank_time_unit([option.gpu_hours.value for option in options], advice.device, short=short)
 
@@ -244,11 +255,11 @@ def _detail_columns(advice: Advice, options: Sequence[Option]) -> OptionColumns:
 
     The start-up is in the time of that table too. "OOM chance" is the chance that the option does not fit in memory.
     """
-    spent = _spent_unit(advice, options)
+    gpu_hours_unit = _gpu_hours_unit(advice, options)
     return {
         doc.Column("limits met", words=True): lambda option: doc.Cell(_verdicts_in_words(option)),
         doc.Column("start-up"): lambda option: _seconds_cell(option.startup),
-        doc.Column(spent.sign): lambda option: _amount_cell(option.gpu_hours, spent),
+        doc.Column(gpu_hours_unit.sign): lambda option: _amount_cell(option.gpu_hours, gpu_hours_unit),
         doc.Column("cost"): lambda option: _amount_cell(option.cost),
         doc.Column("efficiency"): lambda option: _amount_cell(option.efficiency),
         doc.Column("memory a rank"): lambda option: doc.Cell(units.size(option.memory_bytes)),
@@ -269,7 +280,7 @@ def _verdicts_in_words(option: Option) -> str:
     return ", ".join(verdicts) if verdicts else units.UNKNOWN
 
 
-def _columns(advice: Advice, options: Sequence[Option], time: CellOf = _time) -> OptionColumns:
+def _option_columns(advice: Advice, options: Sequence[Option], time_cell: CellOf = _time_cell) -> OptionColumns:
     """Return the columns of a table of options.
 
     The cost is in money where there is a price or an instance, else in GPU-hours.
@@ -277,32 +288,32 @@ def _columns(advice: Advice, options: Sequence[Option], time: CellOf = _time) ->
     Args:
         advice: what was found.
         options: the rows.
-        time: makes the cells of the column "time".
+        time_cell: makes the cells of the column "time".
     """
     are_rented = any(option.candidate.instance is not None for option in options)
     has_several_engines = len({sentences.engine(option) for option in options}) > 1
 
-    def instance(option: Option) -> doc.Cell:
+    def instance_cell(option: Option) -> doc.Cell:
         name = "as measured" if option.candidate.instance is None else option.candidate.instance.name
         return doc.Cell(f"{name}, {sentences.engine(option)}" if has_several_engines else name)
 
     columns: OptionColumns = {}
     if are_rented:
-        columns[doc.Column("instance", words=True)] = instance
+        columns[doc.Column("instance", words=True)] = instance_cell
     else:
         columns[doc.Column("engine", words=True)] = lambda option: doc.Cell(sentences.engine(option))
     columns[doc.Column("ranks")] = lambda option: doc.Cell(str(option.gpus))
     if any(option.nodes > 1 for option in options):
         columns[doc.Column("hosts")] = lambda option: doc.Cell(str(option.nodes))
-    columns[doc.Column("batch")] = lambda option: doc.Cell(sentences.batch(option) + sentences.mark(option))
-    columns[doc.Column("time")] = time
+    columns[doc.Column("batch")] = lambda option: doc.Cell(sentences.batch(option) + sentences.large_batch_mark(option))
+    columns[doc.Column("time")] = time_cell
     if advice.asked.priced or are_rented:
         columns[doc.Column("cost")] = lambda option: doc.Cell(
             number(None if option.cost is None else option.cost.value)
         )
     else:
-        spent = _spent_unit(advice, options, short=True)
-        columns[doc.Column(spent.sign)] = lambda option: doc.Cell(spent.text(option.gpu_hours.value))
+        unit = _gpu_hours_unit(advice, options, short=True)
+        columns[doc.Column(unit.sign)] = lambda option: doc.Cell(unit.text(option.gpu_hours.value))
     columns[doc.Column("eff.")] = lambda option: doc.Cell(units.share(option.efficiency.value))
     if advice.noise.images is not None:
         columns[doc.Column("same loss")] = lambda option: doc.Cell(units.seconds(option.same_loss_seconds))
@@ -312,22 +323,26 @@ def _columns(advice: Advice, options: Sequence[Option], time: CellOf = _time) ->
     return columns
 
 
-def _measurements(measurements: Sequence[Measurement], minutes: str) -> list[str]:
-    """Return a sentence for each measurement; where there is none, a sentence that says so.
+def _sentences_on_measurements(measurements: Sequence[Measurement], minutes: str) -> list[str]:
+    """Return a sentence on each of the best measurements; where there is none, one sentence that says so.
 
     Args:
         measurements: the measurements, the best first.
         minutes: the unit of their costs: "GPU-minutes".
     """
-    proposals = [
+    if not measurements:
+        return ["No single measurement would narrow the first answer by a tenth: what is left is mostly job-to-job."]
+    best, *others = [_measurement_in_words(measurement, minutes) for measurement in measurements[:_MOST_MEASUREMENTS]]
+    return [f"What would narrow the first answer most, for what it costs: {best}.", *others]
+
+
+def _measurement_in_words(measurement: Measurement, minutes: str) -> str:
+    """Return the command or study, its cost, and what it would narrow by how much."""
+    return (
         f"{measurement.what}: about {number(measurement.gpu_minutes)} {minutes}; tells of {measurement.part}; the "
         f"90 % interval's ends, now a factor {measurement.spread_before:.2f} apart, would be "
         f"{measurement.spread_after:.2f} apart"
-        for measurement in measurements[:_MOST_MEASUREMENTS]
-    ]
-    if not proposals:
-        return ["No single measurement would narrow the first answer by a tenth: what is left is mostly job-to-job."]
-    return [f"What would narrow the first answer most, for what it costs: {proposals[0]}.", *proposals[1:]]
+    )
 
 
 def advice_fields(advice: Advice, study: str | None, remarks: Remarks = NO_REMARKS) -> dict[str, Any]:

@@ -90,7 +90,7 @@ VERDICTS: tuple[WishVerdict, ...] = ("misses", "probably", "meets")
 """Verdicts from worst to best."""
 
 
-def of_a_run(value: float, low: float, high: float) -> Estimate:
+def future_run_estimate(value: float, low: float, high: float) -> Estimate:
     """An expected value with the 90 % interval of a future run."""
     return Estimate(value, low, high, CONFIDENCE, "a future run")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from vitscale.advice.answers import Answer
+from vitscale.advice.answers import Answer, QuestionKind
 from vitscale.advice.pipeline import Advice
 from vitscale.advice.request import Option
 from vitscale.analysis.scaling import split_name
@@ -16,14 +16,14 @@ from vitscale.trial.parallel import NO_SPLIT
 
 QUESTIONS = {"fastest": "fastest", "cheapest": "cheapest", "most": "most ranks", "knee": "knee of the curve"}
 """Question -> its name."""
-_MOST_COUNTS = 8
+_MOST_COUNTS_NAMED = 8
 """Most rank counts that a sentence names."""
-LARGE = "\u2020"
-"""The mark of a large batch."""
+LARGE_BATCH_MARK = "\u2020"
+"""Stands behind a large batch in tables (a dagger); `_sentences_on_large_batches` explains it."""
 
 
 def engine(option: Option) -> str:
-    """ "deepspeed ZeRO-2, 2 stages, activation checkpointing": the engine, the split, and whether it recomputes."""
+    """Return the engine, the split and recomputing: "deepspeed ZeRO-2, 2 stages, activation checkpointing"."""
     candidate = option.candidate
     checkpointed = ", activation checkpointing" if candidate.activation_checkpointing else ""
     split = f", {split_name(candidate.parallel)}" if candidate.parallel != NO_SPLIT else ""
@@ -31,46 +31,46 @@ def engine(option: Option) -> str:
 
 
 def batch(option: Option) -> str:
-    """ "512 = 8 x 32 x 2": the global batch as ranks x micro-batch x accumulation.
+    """Return the global batch as ranks x micro-batch x accumulation: "512 = 8 x 32 x 2".
 
     Where ranks share models, the models count and not the ranks.
     """
-    copies = option.gpus // option.candidate.parallel.ranks_per_model
-    return f"{option.global_batch:,} = {copies:,} x {_micro_batches(option)}"
+    models = option.gpus // option.candidate.parallel.ranks_per_model
+    return f"{option.global_batch:,} = {models:,} x {_micro_batches(option)}"
 
 
 def _micro_batches(option: Option) -> str:
-    """ "32 x 2": micro-batch x accumulation; "32" without accumulation."""
+    """Return micro-batch x accumulation: "32 x 2"; "32" without accumulation."""
     candidate = option.candidate
-    return (
-        f"{candidate.micro_batch} x {candidate.grad_accum}" if candidate.grad_accum > 1 else f"{candidate.micro_batch}"
-    )
+    if candidate.grad_accum == 1:
+        return f"{candidate.micro_batch}"
+    return f"{candidate.micro_batch} x {candidate.grad_accum}"
 
 
-def mark(option: Option) -> str:
-    """Return the mark of a large batch; an empty text for other batches."""
-    return LARGE if option.large_batch else ""
+def large_batch_mark(option: Option) -> str:
+    """Return the mark that tables put behind a large batch; an empty text for other batches."""
+    return LARGE_BATCH_MARK if option.large_batch else ""
 
 
-def time(between: Estimate) -> str:
-    """ "1.50 h (1.40 h to 1.70 h)"."""
-    low, high = between.ends
-    return f"{units.seconds(between.value)} ({units.seconds(low)} to {units.seconds(high)})"
+def time(seconds: Estimate) -> str:
+    """Return an expected time with its interval: "1.50 h (1.40 h to 1.70 h)"."""
+    low, high = seconds.ends
+    return f"{units.seconds(seconds.value)} ({units.seconds(low)} to {units.seconds(high)})"
 
 
-def amount(between: Estimate) -> str:
-    """ "12.0 (11.2 to 13.6)"."""
-    low, high = between.ends
-    return f"{number(between.value)} ({number(low)} to {number(high)})"
+def amount(estimate: Estimate) -> str:
+    """Return an expected number with its interval: "12.0 (11.2 to 13.6)"."""
+    low, high = estimate.ends
+    return f"{number(estimate.value)} ({number(low)} to {number(high)})"
 
 
-def amounts(advice: Advice, option: Option) -> str:
-    """ "1.50 h, 12.0 GPU-hours"."""
+def time_and_gpu_hours(advice: Advice, option: Option) -> str:
+    """Return an option's expected time and cost: "1.50 h, 12.0 GPU-hours"."""
     return f"{units.seconds(option.seconds.value)}, {units.rank_time(option.gpu_hours.value, advice.device)}"
 
 
 def ranks_on_hosts(option: Option) -> str:
-    """ "16 ranks on 2 hosts"."""
+    """Return "16 ranks on 2 hosts"; on rented instances "16 ranks on 2 p4d.24xlarge (A100)"."""
     ranks = units.ranks(option.gpus)
     instance = option.candidate.instance
     if instance is not None:
@@ -79,21 +79,21 @@ def ranks_on_hosts(option: Option) -> str:
 
 
 def in_short(option: Option) -> str:
-    """ "ddp, 16 ranks on 2 hosts, micro-batch 32 x 2 (global batch 1,024)"."""
+    """Return an option in one phrase: "ddp, 16 ranks on 2 hosts, micro-batch 32 x 2 (global batch 1,024)"."""
     batch = f"micro-batch {_micro_batches(option)} (global batch {option.global_batch:,})"
     return f"{engine(option)}, {ranks_on_hosts(option)}, {batch}"
 
 
 def question(advice: Advice, answer: Answer) -> str:
-    """ "fastest within the limits": the question of an answer, in words."""
+    """Return the question of an answer, in words: "fastest within the limits"."""
     name = QUESTIONS[answer.kind]
     if answer.kind == "knee" or not advice.asked.limited:
         return name
     return f"{name} within the limits"
 
 
-def origins(advice: Advice) -> str:
-    """ "ddp; fsdp and none": the names of the series that the answers are from."""
+def origin_series(advice: Advice) -> str:
+    """Return the names of the measured series that the answers were worked out from: "ddp; fsdp and none"."""
     *first, last = advice.origins or (advice.reference,)
     return f"{'; '.join(first)} and {last}" if first else last
 
@@ -139,23 +139,23 @@ def notes(advice: Advice) -> Iterator[str]:
             "the model is one that vitscale can count."
         )
     if advice.indivisible:
-        counts = ", ".join(map(str, advice.indivisible[:_MOST_COUNTS]))
-        more = ", ..." if len(advice.indivisible) > _MOST_COUNTS else ""
-        yield f"The study's global batch of {advice.study_batches[-1]:,} does not divide over {counts}{more} ranks."
+        counts = ", ".join(map(str, advice.indivisible[:_MOST_COUNTS_NAMED]))
+        ellipsis = ", ..." if len(advice.indivisible) > _MOST_COUNTS_NAMED else ""
+        yield f"The study's global batch of {advice.study_batches[-1]:,} does not divide over {counts}{ellipsis} ranks."
 
 
 def _cautions_about_answers(advice: Advice) -> Iterator[str]:
     """Yields the cautions about all answers; an option that answers several questions is treated once."""
-    treated = set()
+    treated_candidates = set()
     for answer in advice.answers:
         if answer.at_the_end:
             yield (
                 f"The knee is the largest count looked at ({answer.option.gpus}): the real one may lie beyond. Look "
                 "further with --max-gpus."
             )
-        if answer.option.candidate not in treated:
+        if answer.option.candidate not in treated_candidates:
             yield from _cautions_about_answer(answer)
-        treated.add(answer.option.candidate)
+        treated_candidates.add(answer.option.candidate)
 
 
 def _gain_by_other_batch(option: Option) -> str:
@@ -172,14 +172,14 @@ def _gain_by_other_batch(option: Option) -> str:
 
 def _sentences_on_large_batches(advice: Advice) -> Iterator[str]:
     """Yields the meaning of the mark of large batches, where an option has it, and what they alone would gain."""
-    shown = [*(answer.option for answer in advice.answers), *advice.front]
-    if any(option.large_batch for option in shown) or advice.large_batch is not None:
+    options_in_tables = [*(answer.option for answer in advice.answers), *advice.front]
+    if any(option.large_batch for option in options_in_tables) or advice.large_batch is not None:
         beyond_noise = (
             "" if advice.noise.images is None else ", or a batch of more than 10 times the gradient noise scale"
         )
         yield (
-            f"{LARGE} Large-batch training: fewer than 100 steps an epoch{beyond_noise}, and larger than the study's "
-            "smallest. Time for an epoch says little of it: such steps teach less for each image."
+            f"{LARGE_BATCH_MARK} Large-batch training: fewer than 100 steps an epoch{beyond_noise}, and larger than "
+            "the study's smallest. Time for an epoch says little of it: such steps teach less for each image."
         )
     if advice.large_batch is not None and advice.closest is None:
         option = advice.large_batch
@@ -198,10 +198,11 @@ def _sentences_on_same_loss(advice: Advice) -> Iterator[str]:
     if noise.images is None:
         return
     has_range = noise.low is not None and noise.high is not None
-    trials = f" (over the trials {number(noise.low)} to {number(noise.high)})" if has_range else ""
+    range_over_trials = f" (over the trials {number(noise.low)} to {number(noise.high)})" if has_range else ""
     yield (
         f"Same loss: until the loss that a global batch of {advice.study_batches[0]:,} would have after this work, at "
-        f"a gradient noise scale of {number(noise.images)} images{trials}, each batch at its best learning rate."
+        f"a gradient noise scale of {number(noise.images)} images{range_over_trials}, each batch at its best learning "
+        "rate."
     )
     if not advice.asked.any_batch:
         yield from _fastest_to_same_loss(advice.front)
@@ -219,15 +220,17 @@ def _fastest_to_same_loss(options: Sequence[Option]) -> Iterator[str]:
     if not timed:
         return
     first = timed[0]
-    quickest = min(timed, key=lambda time: time.seconds)
-    if first.seconds > quickest.seconds:
+    soonest = min(timed, key=lambda time: time.seconds)
+    if first.seconds > soonest.seconds:
         yield (
-            f"To the same loss {in_short(quickest.option)} is the fastest of these: {units.seconds(quickest.seconds)}, "
+            f"To the same loss {in_short(soonest.option)} is the fastest of these: {units.seconds(soonest.seconds)}, "
             f"where {in_short(first.option)} takes {units.seconds(first.seconds)}."
         )
 
 
 class _TimeToSameLoss(NamedTuple):
+    """An option with the seconds until it has the loss that the study's batch would have."""
+
     seconds: float
     option: Option
 
@@ -249,20 +252,27 @@ def _cautions_about_answer(answer: Answer) -> Iterator[str]:
         yield f"{name}: the model does not fit what was measured. `vitscale predict` names the points."
 
 
-def dares(advice: Advice) -> Iterator[str]:
-    """Yields a sentence on each option that is better than an answer and less sure, each option once."""
-    treated = set()
+def sentences_on_riskier_options(advice: Advice) -> Iterator[str]:
+    """Yields a sentence on the option that is clearly better than an answer but less sure, where there is one.
+
+    An option that answers several questions gets one sentence, for the first question with a riskier option.
+    """
+    answered_candidates = set()
     for answer in advice.answers:
-        if answer.riskier is None or answer.option.candidate in treated:
-            continue
-        treated.add(answer.option.candidate)
-        riskier = answer.riskier
-        unmeasured = "" if riskier.measured_engine else ", an engine that was not measured"
-        unsure = "" if riskier.verdict == "meets" else ", which only probably meets the limits"
-        yield (
-            f"{QUESTIONS[answer.kind].capitalize()}, if you dare: {in_short(riskier)}{unmeasured}{unsure}: "
-            f"{time(riskier.seconds)}, {units.rank_time(riskier.gpu_hours.value, advice.device)} ({riskier.label})."
-        )
+        candidate = answer.option.candidate
+        if answer.riskier is not None and candidate not in answered_candidates:
+            answered_candidates.add(candidate)
+            yield _sentence_on_riskier_option(advice, answer.kind, answer.riskier)
+
+
+def _sentence_on_riskier_option(advice: Advice, question: QuestionKind, option: Option) -> str:
+    """Return the sentence that proposes an option which is less sure than the answer to a question."""
+    unmeasured = "" if option.measured_engine else ", an engine that was not measured"
+    unsure = "" if option.verdict == "meets" else ", which only probably meets the limits"
+    return (
+        f"{QUESTIONS[question].capitalize()}, if you dare: {in_short(option)}{unmeasured}{unsure}: "
+        f"{time(option.seconds)}, {units.rank_time(option.gpu_hours.value, advice.device)} ({option.label})."
+    )
 
 
 def dropped_lines(advice: Advice) -> list[str]:

@@ -13,7 +13,7 @@ from vitscale.advice.request import Option, Work
 from vitscale.base.interpreter import python_module
 from vitscale.engines.variants import EngineVariant
 from vitscale.errors import RequestError
-from vitscale.launchers import LOCAL, Spawn, launched, launcher_named
+from vitscale.launchers import LOCAL, Spawn, usable_launcher, with_launch_commands
 from vitscale.machine.hosts import Host
 from vitscale.present import units
 from vitscale.study.sections import TrainSection
@@ -71,12 +71,12 @@ def study_text(name: str, option: Option, trial: Trial, work: Work) -> str:
         RequestError: as `advised_trial`.
     """
     advised = advised_trial(option, trial, work)
-    spent = units.rank_time(option.gpu_hours.value, advised.train.device)
+    gpu_time = units.rank_time(option.gpu_hours.value, advised.train.device)
     interval = f"{units.seconds(option.seconds.low)} to {units.seconds(option.seconds.high)} for 9 runs in 10"
     batch_note = "." if option.keeps_batch else ", which is NOT the one that the measured study trains with."
     lines = [
         "# Written by vitscale advise.",
-        f"# Expected: {units.seconds(option.seconds.value)} ({interval}), {spent}; {option.label}.",
+        f"# Expected: {units.seconds(option.seconds.value)} ({interval}), {gpu_time}; {option.label}.",
         f"# Global batch {option.global_batch:,}{batch_note}",
     ]
     if advised.launcher != trial.launcher:
@@ -86,20 +86,20 @@ def study_text(name: str, option: Option, trial: Trial, work: Work) -> str:
         )
     study_name = re.sub(r"[^A-Za-z0-9._-]", "-", name)
     lines.append(f"name = {toml_value(study_name)}")
-    for section, fields in _sections(option, advised).items():
+    for section, fields in _study_sections(option, advised).items():
         lines += ["", f"[{section}]"]
         lines += [f"{field} = {toml_value(value)}" for field, value in fields.items()]
     return "\n".join(lines) + "\n"
 
 
-def _sections(option: Option, advised: Trial) -> dict[str, dict[str, Any]]:
+def _study_sections(option: Option, advised: Trial) -> dict[str, dict[str, Any]]:
     """Return section of the study -> its fields with their values, in the order of the file."""
     sections: dict[str, dict[str, Any]] = {}
     if not advised.model.unknown:
         sections["model"] = advised.model.model_dump(exclude_none=True)
-    sections["data"] = _changed(advised.data)
-    sections["train"] = _train(advised.train)
-    parallel = _changed(advised.parallel)
+    sections["data"] = _non_default_fields(advised.data)
+    sections["train"] = _train_section(advised.train)
+    parallel = _non_default_fields(advised.parallel)
     if parallel:
         sections["parallel"] = parallel
     sections["scaling"] = {
@@ -115,20 +115,20 @@ def _sections(option: Option, advised: Trial) -> dict[str, dict[str, Any]]:
     return sections
 
 
-def _train(train: TrainSpec) -> dict[str, Any]:
+def _train_section(train: TrainSpec) -> dict[str, Any]:
     """Return the fields of a [train] section: those not at their defaults; precision, device and micro-batch always."""
     always: dict[str, Any] = {"engine": train.engine} if train.script is None else {}
     always |= {"precision": train.precision, "device": train.device, "micro_batch": train.micro_batch}
     left_out = {"deepspeed_config", "engine", *always}
     changed = {
         field: value
-        for field, value in _changed(train).items()
+        for field, value in _non_default_fields(train).items()
         if field in TrainSection.model_fields and field not in left_out
     }
     return always | changed
 
 
-def _changed(spec: Spec) -> dict[str, Any]:
+def _non_default_fields(spec: Spec) -> dict[str, Any]:
     """Return the fields that are not at their defaults, and those that have none."""
     return spec.model_dump(exclude_defaults=True, exclude_none=True)
 
@@ -158,10 +158,10 @@ def start_line(file: Path, option: Option, trial: Trial, start: str | None) -> s
     return f"{line} {hosts}"
 
 
-_FOLDER = Path("RESULTS/runs/TRIAL")
+_SHOWN_RUN_FOLDER = Path("RESULTS/runs/TRIAL")
 """The folder of a run, in commands that are shown."""
-_PORT = 29_500
-_MOST_SHOWN = 2
+_SHOWN_PORT = 29_500
+_MOST_HOSTS_SHOWN = 2
 """Number of hosts whose commands are shown; the others' differ only in the host's number."""
 
 
@@ -175,14 +175,14 @@ def launch_lines(trial: Trial) -> list[str]:
     if world.nodes > 1:
         hosts = tuple(Host(f"HOST{number}", world.ranks_per_node) for number in range(1, world.nodes + 1))
     try:
-        launcher = launcher_named(trial.launcher, world, hosts)
-        rank = python_module("vitscale.worker", str(_FOLDER), interpreter="python")
-        spawn = Spawn((rank,), _FOLDER, hosts, _PORT)
-        launch = launched(trial.launcher, launcher, world, spawn)
+        launcher = usable_launcher(trial.launcher, world, hosts)
+        rank = python_module("vitscale.worker", str(_SHOWN_RUN_FOLDER), interpreter="python")
+        spawn = Spawn((rank,), _SHOWN_RUN_FOLDER, hosts, _SHOWN_PORT)
+        launch = with_launch_commands(trial.launcher, launcher, world, spawn)
     except RequestError as error:
         return [f"unavailable: {error}"]
-    lines = [shlex.join(command) for command in launch.commands[:_MOST_SHOWN]]
-    others = len(launch.commands) - _MOST_SHOWN
-    if others > 0:
-        lines.append(f"... and {others} more, one on each host")
+    lines = [shlex.join(command) for command in launch.commands[:_MOST_HOSTS_SHOWN]]
+    other_commands = len(launch.commands) - _MOST_HOSTS_SHOWN
+    if other_commands > 0:
+        lines.append(f"... and {other_commands} more, one on each host")
     return lines

@@ -24,7 +24,7 @@ from typing import NamedTuple, TypeVar
 from vitscale.analysis.comparisons import CurveComparison, compare_curves
 from vitscale.analysis.learning.drift import drift_by_trial
 from vitscale.analysis.quality import findings
-from vitscale.analysis.scaling import CurveResult, ScalingPoint, base_of, by_mode, scale, trial_names
+from vitscale.analysis.scaling import CurveResult, ScalingPoint, base_of, by_mode, curve_result, trial_names
 from vitscale.analysis.start_ups import start_ups_by_trial
 from vitscale.analysis.summaries import summarise
 from vitscale.analysis.time.waterfall import Factor, Waterfall, waterfalls
@@ -43,8 +43,8 @@ __all__ = [
 ]  # fmt: skip
 
 
-_PACKS_EACH = 5
-"""Number of packs that a process has to read at least, for its fork to be worth its cost."""
+_FEWEST_PACKS_PER_PROCESS = 5
+"""Number of packs (files of many runs) that a process has to read at least, for its fork to be worth its cost."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class Analysis:
     @without_collection()
     def findings(self) -> tuple[Finding, ...]:
         """Faults that put figures in doubt, each with advice."""
-        of_results = findings(list(self.trials.values()), self.curves, self.study, self.runs)
-        return (*_unread_findings(self.unread), *of_results)
+        study_findings = findings(list(self.trials.values()), self.curves, self.study, self.runs)
+        return (*_unread_findings(self.unread), *study_findings)
 
     @cached_property
     @without_collection()
@@ -83,19 +83,34 @@ class Analysis:
         """The waterfall of each trial on each curve, except the baselines."""
         return tuple(itertools.chain.from_iterable(waterfalls(curve, self.trials) for curve in self.curves))
 
-    def along(self, curves: Iterable[CurveResult]) -> Iterator[tuple[CurveResult, ScalingPoint, TrialResult]]:
-        """Yield (curve, point, trial) of each point of these curves, in order; a trial on several comes with each."""
+    def along(self, curves: Iterable[CurveResult]) -> Iterator[TrialOnCurve]:
+        """Yield each point of these curves with its trial, in order; a trial on several curves comes with each."""
         for curve in curves:
             for point in curve.points:
-                yield curve, point, self.trials[point.trial_id]
+                yield TrialOnCurve(curve, point, self.trials[point.trial_id])
 
-    def curve_of(self, trial_id: str) -> tuple[CurveResult, ScalingPoint] | None:
-        """Return the first curve that holds a trial, and the trial's point on it."""
+    def curve_of(self, trial_id: str) -> PointOnCurve | None:
+        """Return the first curve that a trial is on, with its point; None where it is on none."""
         for curve in self.curves:
             for point in curve.points:
                 if point.trial_id == trial_id:
-                    return curve, point
+                    return PointOnCurve(curve, point)
         return None
+
+
+class TrialOnCurve(NamedTuple):
+    """A trial where it stands on a curve."""
+
+    curve: CurveResult
+    point: ScalingPoint
+    trial: TrialResult
+
+
+class PointOnCurve(NamedTuple):
+    """A curve and one of its points."""
+
+    curve: CurveResult
+    point: ScalingPoint
 
 
 @without_collection()
@@ -107,7 +122,8 @@ def analyse(results: Results, *, combine_unlike: bool = False) -> Analysis:
         combine_unlike: combine runs even if they ran on unlike devices or under other library versions. Otherwise they
             stay apart, and a finding says so.
     """
-    return _analysis(_figures_by_trial(results, results.study.trials, combine_unlike), results, combine_unlike)
+    figures_by_trial = _figures_by_trial(results, results.study.trials, combine_unlike)
+    return _analysis_of_figures(figures_by_trial, results, combine_unlike)
 
 
 @without_collection()
@@ -122,30 +138,32 @@ def analyse_folder(folder: Path, *, combine_unlike: bool = False) -> Analysis:
         StoreError: the folder does not exist, cannot be read or holds no study.
     """
     results_folder = folder_of(folder)
-    processes = min(len(usable_cores()), len(pack_files(results_folder)) // _PACKS_EACH)
+    packs = len(pack_files(results_folder))
+    processes = min(len(usable_cores()), packs // _FEWEST_PACKS_PER_PROCESS)
     # Packs are read by polars, whose threads a fork would lack.
     may_fork = processes >= 2 and not has_other_threads()
     study = read_study(results_folder) if may_fork else None
     if study is None:
         return analyse(load(folder), combine_unlike=combine_unlike)
     parts = _read_in_forks(results_folder, sorted(study.trials), processes, combine_unlike)
-    figures: dict[str, TrialFigures] = {}
+    figures_by_trial: dict[str, TrialFigures] = {}
     for part in parts:
-        for trial_id, of_trial in part.figures.items():
-            figures[trial_id] = replace(of_trial, trial=study.trials[trial_id])
+        for trial_id, figures in part.figures_by_trial.items():
+            # A fork hands on a copy of the trial: all that follows has the study's.
+            figures_by_trial[trial_id] = replace(figures, trial=study.trials[trial_id])
     results = Results(
         study=study,
         runs=tuple(itertools.chain.from_iterable(part.runs for part in parts)),
-        problems=_different(part.problems for part in parts),
-        unread=_different(part.unread for part in parts),
+        problems=_unique(part.problems for part in parts),
+        unread=_unique(part.unread for part in parts),
     )
-    return _analysis(figures, results, combine_unlike)
+    return _analysis_of_figures(figures_by_trial, results, combine_unlike)
 
 
 class _Part(NamedTuple):
-    """What one process has read of a folder."""
+    """The part of a folder that one process has read: some trials, with their runs."""
 
-    figures: dict[str, TrialFigures]
+    figures_by_trial: dict[str, TrialFigures]
     runs: tuple[Run, ...]
     problems: tuple[str, ...]
     unread: tuple[Unread, ...]
@@ -156,65 +174,72 @@ def _read_in_forks(folder: Path, trials: Sequence[str], processes: int, combine_
 
     Packs mostly hold runs in the order of their trials, so each process gets a range of these.
     """
-    edges = [len(trials) * number // processes for number in range(processes + 1)]
-    ranges = [trials[first:end] for first, end in itertools.pairwise(edges)]
-    return spread(lambda trials_of_part: _read_part(folder, trials_of_part, combine_unlike), ranges, fewest=2)
+    bounds = [len(trials) * number // processes for number in range(processes + 1)]  # [0, 3, 7]: trials 0-2 and 3-6
+    trials_by_process = [trials[first:end] for first, end in itertools.pairwise(bounds)]
+    return spread(lambda part_trials: _read_part(folder, part_trials, combine_unlike), trials_by_process, fewest=2)
 
 
 def _read_part(folder: Path, trials: Sequence[str], combine_unlike: bool) -> _Part:
-    """Read and summarise the runs of some trials; the runs that are handed on have no lines."""
+    """Read and summarise the runs of some trials. The runs that are handed on read their ranks' lines when needed."""
     loaded = load(folder, frozenset(trials))
     # Figures and `runs` share each run: both get the same one without lines.
-    run_without_lines = {id(run): without_lines(folder, run) for run in loaded.runs}
-    figures = {}
-    for trial_id, of_trial in _figures_by_trial(loaded, trials, combine_unlike).items():
-        recorded_runs = tuple(run_without_lines[id(run)] for run in of_trial.recorded_runs)
-        figures[trial_id] = replace(of_trial, recorded_runs=recorded_runs)
-    return _Part(figures, tuple(run_without_lines.values()), loaded.problems, loaded.unread)
+    light_run_by_id = {id(run): without_lines(folder, run) for run in loaded.runs}
+    figures_by_trial = {}
+    for trial_id, figures in _figures_by_trial(loaded, trials, combine_unlike).items():
+        recorded_runs = tuple(light_run_by_id[id(run)] for run in figures.recorded_runs)
+        figures_by_trial[trial_id] = replace(figures, recorded_runs=recorded_runs)
+    return _Part(figures_by_trial, tuple(light_run_by_id.values()), loaded.problems, loaded.unread)
 
 
 _Item = TypeVar("_Item", bound=Hashable)
 
 
-def _different(groups: Iterable[Iterable[_Item]]) -> tuple[_Item, ...]:
+def _unique(groups: Iterable[Iterable[_Item]]) -> tuple[_Item, ...]:
     """Return each different item of the groups once, in order."""
     return tuple(dict.fromkeys(itertools.chain.from_iterable(groups)))
 
 
 def _figures_by_trial(results: Results, trials: Iterable[str], combine_unlike: bool) -> dict[str, TrialFigures]:
-    """Return trial identity -> its figures, each from its own runs alone."""
+    """Return trial identity -> its figures from its own runs, for these trials, which may have none."""
     study = results.study
     runs_by_trial: dict[str, list[Run]] = {}
     for run in results.runs:
         runs_by_trial.setdefault(run.header.trial_id, []).append(run)
-    figures = {}
+    figures_by_trial = {}
     for trial_id in trials:
         runs = runs_by_trial.get(trial_id, [])
-        figures[trial_id] = summarise(trial_id, study.trials[trial_id], runs, combine_unlike, study.target_ci)
-    return figures
+        figures_by_trial[trial_id] = summarise(trial_id, study.trials[trial_id], runs, combine_unlike, study.target_ci)
+    return figures_by_trial
 
 
-def _analysis(figures: Mapping[str, TrialFigures], results: Results, combine_unlike: bool) -> Analysis:
+def _analysis_of_figures(
+    figures_by_trial: Mapping[str, TrialFigures], results: Results, combine_unlike: bool
+) -> Analysis:
     """Return the analysis of a study from the figures of its trials.
 
-    First what follows from all trials together, then each trial's result, then the curves.
+    A trial's name, its start-up without compilations that other runs share, and whether its loss drifts from that of
+    other trials follow from all trials together. With these each trial gets its result, and each curve its speedups.
+
+    Args:
+        figures_by_trial: the figures of each trial of the study by itself.
+        results: the study, and all its runs.
+        combine_unlike: as for `analyse`.
     """
     study = results.study
-    curves = _curves_of_known_trials(study)
+    curves = _curves_of_recorded_trials(study)
     names = trial_names(study.trials, curves)
-    start_ups = start_ups_by_trial(figures)
-    drifts = drift_by_trial(figures)
-    trials = {
-        trial_id: TrialResult.of(
-            figures[trial_id], start_ups=start_ups[trial_id], drift=drifts[trial_id], name=names[trial_id]
+    start_ups = start_ups_by_trial(figures_by_trial)
+    drifts = drift_by_trial(figures_by_trial)
+    trial_results = {}
+    for trial_id in _trials_in_curve_order(study.trials, curves):
+        trial_results[trial_id] = TrialResult.of(
+            figures_by_trial[trial_id], start_ups=start_ups[trial_id], drift=drifts[trial_id], name=names[trial_id]
         )
-        for trial_id in _in_order_of_curves(study.trials, curves)
-    }
     return Analysis(
         study=study,
-        trials=trials,
-        curves=tuple(scale(curve, trials, combine_unlike) for curve in curves),
-        problems=(*results.problems, *_notes(trials.values())),
+        trials=trial_results,
+        curves=tuple(curve_result(curve, trial_results, combine_unlike) for curve in curves),
+        problems=(*results.problems, *_run_notes(trial_results.values())),
         unread=results.unread,
         runs=results.runs,
         combine_unlike=combine_unlike,
@@ -227,27 +252,27 @@ def _unread_findings(unread: Sequence[Unread]) -> Iterator[Finding]:
         yield Finding("unread", "warning", file.reason, f"{file.remedy[:1].upper()}{file.remedy[1:]}.")
 
 
-def _curves_of_known_trials(study: StudyRecord) -> list[Curve]:
-    """The study's curves without points whose trial is not recorded, and without curves that have no other points."""
+def _curves_of_recorded_trials(study: StudyRecord) -> list[Curve]:
+    """Return the study's curves with those points alone whose trial is recorded; without curves that have none."""
     curves = []
     for curve in study.curves:
-        known_points = tuple(point for point in curve.points if point.trial_id in study.trials)
-        if known_points:
-            curves.append(curve.model_copy(update={"points": known_points}))
+        recorded_points = tuple(point for point in curve.points if point.trial_id in study.trials)
+        if recorded_points:
+            curves.append(curve.model_copy(update={"points": recorded_points}))
     return curves
 
 
-def _in_order_of_curves(trials: Iterable[str], curves: Iterable[Curve]) -> list[str]:
+def _trials_in_curve_order(trials: Iterable[str], curves: Iterable[Curve]) -> list[str]:
     """Return all trials, each once: first those of the curves, from few ranks to many."""
-    on_curves = []
+    trials_on_curves = []
     for curve in curves:
-        by_ranks = sorted(curve.points, key=lambda point: point.gpus)
-        on_curves += [point.trial_id for point in by_ranks]
-    return list(dict.fromkeys([*on_curves, *trials]))
+        points_by_ranks = sorted(curve.points, key=lambda point: point.gpus)
+        trials_on_curves += [point.trial_id for point in points_by_ranks]
+    return list(dict.fromkeys([*trials_on_curves, *trials]))
 
 
-def _notes(trials: Iterable[TrialResult]) -> Iterator[str]:
-    """Yield the notes on the combined runs, by the names of their trials: "ddp on 2 ranks repeat 1: ..."."""
+def _run_notes(trials: Iterable[TrialResult]) -> Iterator[str]:
+    """Yield the notes on what the combined runs lack, by the names of their trials: "ddp on 2 ranks repeat 1: ..."."""
     for trial in trials:
         for run in trial.run_figures:
             for note in run.notes:

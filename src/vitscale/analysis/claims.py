@@ -31,6 +31,8 @@ AccuracyVerdict = Literal[
     "higher", "lower", "no difference shown", "not significant among all comparisons",
     "too few runs: beyond counting error", "too few runs: within counting error", "too few runs: no error known",
 ]  # fmt: skip
+GainVerdict = Literal["confirmed", "refuted", "not decided"]
+TransferVerdict = Literal["do not explain it", "are enough", "not decided"]
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Doubling:
 
     gain: statistics.Comparison
     """How many times as fast an epoch is on twice the GPUs: 2 is ideal."""
-    hardly: Literal["confirmed", "refuted", "not decided"]
+    hardly: GainVerdict
     """Verdict on the claim that a doubling hardly shortens training: confirmed where the whole interval of `gain` lies
     below 1 + `MARGIN`, refuted where it lies above."""
     left: float | None
@@ -93,14 +95,14 @@ class Doubling:
     beyond: Estimate | None
     """Step seconds on twice the GPUs over those on N GPUs plus the whole transfer: above 1 something other than
     transfers slows the step. None, as `left`, where the transfer is not known."""
-    transfers: Literal["do not explain it", "are enough", "not decided"] | None
+    transfers: TransferVerdict | None
 
 
 def doubling_test(
     epochs: tuple[Sequence[float], Sequence[float]],
     steps: tuple[Sequence[float], Sequence[float]],
     transfer_seconds: float | None,
-    looked: tuple[int, int] = (0, 0),
+    deciding_runs: tuple[int, int] = (0, 0),
 ) -> Doubling:
     """Test whether twice the GPUs shorten training, and whether transfers explain what is missing.
 
@@ -110,35 +112,43 @@ def doubling_test(
         epochs: epoch seconds; positive and finite.
         steps: seconds of a whole step; positive and finite.
         transfer_seconds: seconds that a ring needs for an optimizer step's transfer on 2 N GPUs; None: not known.
-        looked: `looked` of each side, as for `statistics.interval`.
+        deciding_runs: `deciding_runs` of each side, as for `statistics.interval`.
     """
     base_epochs, doubled_epochs = epochs
     base_steps, doubled_steps = steps
-    base_looked, doubled_looked = looked
-    gain = statistics.compare(doubled_epochs, base_epochs, (doubled_looked, base_looked))
-    hardly: Literal["confirmed", "refuted", "not decided"]
-    match gain.ratio.side_of(1 + MARGIN):
-        case "below":
-            hardly = "confirmed"
-        case "above":
-            hardly = "refuted"
-        case None:
-            hardly = "not decided"
+    base_deciding_runs, doubled_deciding_runs = deciding_runs  # base: on N GPUs; doubled: on 2 N
+    gain = statistics.compare(doubled_epochs, base_epochs, (doubled_deciding_runs, base_deciding_runs))
+    hardly = _verdict_on_gain(gain.ratio)
     if transfer_seconds is None or not base_steps or not doubled_steps:
         return Doubling(gain, hardly, left=None, beyond=None, transfers=None)
     # The transfer is added in full, although backward would hide most of it and the step on N GPUs already contains its
     # own: transfers cannot explain a step that is slower still.
     base_with_transfer = [seconds + transfer_seconds for seconds in base_steps]
-    beyond = statistics.ratio(doubled_steps, base_with_transfer, (doubled_looked, base_looked))
-    transfers: Literal["do not explain it", "are enough", "not decided"]
+    beyond = statistics.ratio(doubled_steps, base_with_transfer, (doubled_deciding_runs, base_deciding_runs))
+    gain_without_overlap = gain.ratio.value * beyond.value
+    return Doubling(gain, hardly, left=gain_without_overlap, beyond=beyond, transfers=_verdict_on_transfers(beyond))
+
+
+def _verdict_on_gain(gain: Estimate) -> GainVerdict:
+    """Return whether twice the GPUs hardly shorten training; `gain`: how many times as fast an epoch is."""
+    match gain.side_of(1 + MARGIN):
+        case "below":
+            return "confirmed"
+        case "above":
+            return "refuted"
+        case None:
+            return "not decided"
+
+
+def _verdict_on_transfers(beyond: Estimate) -> TransferVerdict:
+    """Return whether transfers explain what a doubling lacks; `beyond`: `Doubling.beyond`."""
     match beyond.side_of(1.0):
         case "above":
-            transfers = "do not explain it"
+            return "do not explain it"
         case "below":
-            transfers = "are enough"
+            return "are enough"
         case None:
-            transfers = "not decided"
-    return Doubling(gain, hardly, left=gain.ratio.value * beyond.value, beyond=beyond, transfers=transfers)
+            return "not decided"
 
 
 def hosts_test(
@@ -167,16 +177,18 @@ def hosts_test(
             scatter=None,
             margin=margin,
             p_equivalence=None,
-            cannot_exclude=_cannot_exclude(ratio),
-            verdict=_verdict_of_one_count(ratio, margin),
+            cannot_exclude=_largest_difference(ratio),
+            verdict=_one_count_verdict(ratio, margin),
         )
     mean = fmean(logs)
     spread = stdev(logs)
     freedom = len(logs) - 1
     error = spread / math.sqrt(len(logs))
-    half = statistics.t_quantile(freedom) * error
-    ratio = Estimate(statistics.exp_of(mean), statistics.exp_of(mean - half), statistics.exp_of(mean + half))
-    p_value = _equivalence(mean, error, freedom, math.log1p(margin))
+    half_width = statistics.t_quantile(freedom) * error
+    low = statistics.exp_of(mean - half_width)
+    high = statistics.exp_of(mean + half_width)
+    ratio = Estimate(statistics.exp_of(mean), low, high)
+    p_value = _equivalence_p(mean, error, freedom, math.log1p(margin))
     has_enough_counts = len(logs) >= statistics.FEWEST_REPEATS
     return HostsTest(
         counts,
@@ -184,8 +196,8 @@ def hosts_test(
         scatter=statistics.exp_of(spread) - 1,
         margin=margin,
         p_equivalence=p_value,
-        cannot_exclude=_cannot_exclude(ratio),
-        verdict=_verdict(ratio, p_value) if has_enough_counts else "too few to tell",
+        cannot_exclude=_largest_difference(ratio),
+        verdict=_hosts_verdict(ratio, p_value) if has_enough_counts else "too few to tell",
     )
 
 
@@ -224,21 +236,28 @@ def accuracy_difference(
     other_mean = fmean(other)
     difference = other_mean - reference_mean
     seeds = (len(reference), len(other))
-    counting = None
+    counting_error = None
     if images_counted is not None:
         images_of_all_seeds = [images * runs for images, runs in zip(images_counted, seeds, strict=True)]
-        counting = _counting_error((reference_mean, other_mean), images_of_all_seeds)
+        counting_error = _counting_error((reference_mean, other_mean), images_of_all_seeds)
     if min(seeds) < 2:
         estimate = Estimate(difference, note=statistics.ONE_RUN)
-        return AccuracyDifference(estimate, counting, seeds, _verdict_of_few_runs(difference, counting))
-    errors = [statistics.SquaredError(variance(values) / len(values), len(values) - 1) for values in (reference, other)]
-    half = statistics.welch_half(errors)
+        return AccuracyDifference(estimate, counting_error, seeds, _few_runs_verdict(difference, counting_error))
+    errors = [_error_of_mean(reference), _error_of_mean(other)]
+    half_width = statistics.welch_half(errors)
+    low = difference - half_width
+    high = difference + half_width
     if min(seeds) < statistics.FEWEST_REPEATS:
-        estimate = Estimate(difference, difference - half, difference + half, note=statistics.TOO_FEW)
-        return AccuracyDifference(estimate, counting, seeds, _verdict_of_few_runs(difference, counting))
-    estimate = Estimate(difference, difference - half, difference + half)
+        estimate = Estimate(difference, low, high, note=statistics.TOO_FEW)
+        return AccuracyDifference(estimate, counting_error, seeds, _few_runs_verdict(difference, counting_error))
+    estimate = Estimate(difference, low, high)
     p = statistics.welch_p(difference, errors)
-    return AccuracyDifference(estimate, counting, seeds, _accuracy_verdict(estimate), p=p, p_adjusted=p)
+    return AccuracyDifference(estimate, counting_error, seeds, _accuracy_verdict(estimate), p=p, p_adjusted=p)
+
+
+def _error_of_mean(values: Sequence[float]) -> statistics.SquaredError:
+    """Return the squared error of the mean of two values or more."""
+    return statistics.SquaredError(variance(values) / len(values), len(values) - 1)
 
 
 def _counting_error(means: Sequence[float], images: Sequence[int]) -> float:
@@ -254,6 +273,7 @@ def _counting_error(means: Sequence[float], images: Sequence[int]) -> float:
 
 
 def _accuracy_verdict(difference: Estimate) -> AccuracyVerdict:
+    """Return the verdict by the interval of a difference: does it hold 0?"""
     match difference.side_of(0.0):
         case "above":
             return "higher"
@@ -263,7 +283,7 @@ def _accuracy_verdict(difference: Estimate) -> AccuracyVerdict:
             return "no difference shown"
 
 
-def _equivalence(mean: float, error: float, freedom: int, bound: float) -> float:
+def _equivalence_p(mean: float, error: float, freedom: int, bound: float) -> float:
     """Return the larger p-value of two one-sided tests: that the truth is -bound or less, and that it is bound or more.
 
     Args:
@@ -279,7 +299,7 @@ def _equivalence(mean: float, error: float, freedom: int, bound: float) -> float
     return max(p_below_lower, p_above_upper)
 
 
-def _verdict(ratio: Estimate, p_value: float) -> HostsVerdict:
+def _hosts_verdict(ratio: Estimate, p_value: float) -> HostsVerdict:
     """Return the verdict of several GPU counts.
 
     Args:
@@ -293,7 +313,7 @@ def _verdict(ratio: Estimate, p_value: float) -> HostsVerdict:
     return "equivalent" if is_equivalent else "no difference shown"
 
 
-def _verdict_of_one_count(ratio: Estimate, margin: float) -> HostsVerdict:
+def _one_count_verdict(ratio: Estimate, margin: float) -> HostsVerdict:
     """Return the verdict of a single GPU count, from its repeated runs, if it has any."""
     if ratio.low is None or ratio.high is None or ratio.note:
         return "too few to tell"
@@ -303,20 +323,22 @@ def _verdict_of_one_count(ratio: Estimate, margin: float) -> HostsVerdict:
     return "different, but within the margin" if is_within else "different"
 
 
-def _cannot_exclude(ratio: Estimate) -> float | None:
+def _largest_difference(ratio: Estimate) -> float | None:
     """Return the largest difference within the interval, as a share, in either direction."""
     if ratio.low is None or ratio.high is None:
         return None
     return max(abs(ratio.low - 1), abs(ratio.high - 1))
 
 
-def _verdict_of_few_runs(difference: float, counting: float | None) -> AccuracyVerdict:
-    if counting is None:
+def _few_runs_verdict(difference: float, counting_error: float | None) -> AccuracyVerdict:
+    """Return the verdict on a difference between too few seeds: is it larger than counting alone explains?"""
+    if counting_error is None:
         return "too few runs: no error known"
-    if abs(difference) > counting:
+    if abs(difference) > counting_error:
         return "too few runs: beyond counting error"
     return "too few runs: within counting error"
 
 
 def _mean_log(values: Sequence[float]) -> float:
+    """Return the mean of the logarithms of positive values."""
     return fmean(map(math.log, values))

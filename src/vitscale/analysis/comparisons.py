@@ -70,17 +70,17 @@ def compare_curves(
     """
     comparisons = []
     for first, second in itertools.combinations(curves, 2):
-        if first.mode != second.mode or not _compared_fields(first, second):
+        if first.mode != second.mode or not _comparable_differences(first, second):
             continue
-        second_trials = {point.gpus: point.trial_id for point in second.points}
+        second_trial_by_gpus = {point.gpus: point.trial_id for point in second.points}
         for point in first.points:
-            second_trial = second_trials.get(point.gpus)
+            second_trial = second_trial_by_gpus.get(point.gpus)
             if second_trial is None or second_trial == point.trial_id:
                 continue
             if _are_comparable(trials[point.trial_id], trials[second_trial], combine_unlike):
-                comparisons.append(
-                    _comparison(_Side(first, point.trial_id), _Side(second, second_trial), point.gpus, trials)
-                )
+                first_side = _Side(first, point.trial_id)
+                second_side = _Side(second, second_trial)
+                comparisons.append(_comparison(first_side, second_side, point.gpus, trials))
     pairs = [_trial_pair(comparison) for comparison in comparisons]
     results = corrected([comparison.result for comparison in comparisons], pairs)
     return tuple(replace(comparison, result=result) for comparison, result in zip(comparisons, results, strict=True))
@@ -117,16 +117,16 @@ def against_references(
     """
     p_adjusted_by_pair = {_trial_pair(comparison): comparison.result.p_adjusted for comparison in comparisons}
     references = []
-    for group, members in _groups(curves, trials).items():
+    for group, members in _trials_by_group(curves, trials).items():
         reference_trial = _reference(members, trials)
         reference = _Side(members[reference_trial], reference_trial)
-        candidates = [
+        group_comparisons = [
             _comparison(_Side(curve, trial_id), reference, group.gpus, trials)
             for trial_id, curve in members.items()
             if frozenset((trial_id, reference_trial)) in p_adjusted_by_pair
         ]
-        if candidates:
-            references.append(_against_reference(group, reference, candidates, p_adjusted_by_pair))
+        if group_comparisons:
+            references.append(_against_reference(group, reference, group_comparisons, p_adjusted_by_pair))
     return tuple(references)
 
 
@@ -144,24 +144,24 @@ def _against_reference(
         comparisons: the comparisons, before Holm's correction.
         p_adjusted_by_pair: the identities of two trials -> their p-value after the correction.
     """
-    others = []
+    corrected_comparisons = []
     for comparison in comparisons:
         p_adjusted = p_adjusted_by_pair[_trial_pair(comparison)]
-        others.append(replace(comparison, result=adjusted(comparison.result, p_adjusted)))
-    others.sort(key=lambda comparison: -comparison.result.ratio.value)
-    fields = set(itertools.chain.from_iterable(comparison.fields for comparison in others))
+        corrected_comparisons.append(replace(comparison, result=adjusted(comparison.result, p_adjusted)))
+    corrected_comparisons.sort(key=lambda comparison: -comparison.result.ratio.value)
+    fields = set(itertools.chain.from_iterable(comparison.fields for comparison in corrected_comparisons))
     return AgainstReference(
         mode=group.mode,
         gpus=group.gpus,
         varies=next(iter(fields)) if len(fields) == 1 else group.varies,
         reference=reference.curve.name,
         reference_trial=reference.trial_id,
-        others=tuple(others),
+        others=tuple(corrected_comparisons),
     )
 
 
 class _Group(NamedTuple):
-    """What the trials of a group have in common, which differ in one thing."""
+    """The key of trials that differ in one thing: what they have in common, and in what they differ."""
 
     mode: Mode
     gpus: int
@@ -173,21 +173,24 @@ class _Group(NamedTuple):
     """What they compute; equal for trials whose losses must agree."""
 
 
-def _groups(curves: Sequence[CurveResult], trials: Mapping[str, TrialResult]) -> dict[_Group, dict[str, CurveResult]]:
+def _trials_by_group(
+    curves: Sequence[CurveResult], trials: Mapping[str, TrialResult]
+) -> dict[_Group, dict[str, CurveResult]]:
     """Return group -> its trials: trial identity -> the first curve that the trial is on.
 
     A trial is in one group for each thing that varies among the curves, so that it may be in several.
     """
-    groups: dict[_Group, dict[str, CurveResult]] = {}
+    curves_by_group: dict[_Group, dict[str, CurveResult]] = {}
     for curve in curves:
-        for varies in dict.fromkeys(map(_axis, curve.labels)):
+        for varies in dict.fromkeys(map(_varying_thing, curve.labels)):
             shared_labels = json.dumps(_labels_without(curve, varies), sort_keys=True, default=str)
             for point in curve.points:
-                if trials[point.trial_id].comparable_costs:
-                    computed = computation(trials[point.trial_id].trial)
-                    group = _Group(curve.mode, point.gpus, varies, shared_labels, computed)
-                    groups.setdefault(group, {}).setdefault(point.trial_id, curve)
-    return groups
+                result = trials[point.trial_id]
+                if not result.comparable_costs:
+                    continue
+                group = _Group(curve.mode, point.gpus, varies, shared_labels, computation(result.trial))
+                curves_by_group.setdefault(group, {}).setdefault(point.trial_id, curve)
+    return curves_by_group
 
 
 def _reference(members: Mapping[str, CurveResult], trials: Mapping[str, TrialResult]) -> str:
@@ -198,7 +201,8 @@ def _reference(members: Mapping[str, CurveResult], trials: Mapping[str, TrialRes
         trials: trial identity -> its result.
     """
 
-    def rank(trial_id: str) -> _ReferenceRank:
+    def reference_rank(trial_id: str) -> _ReferenceRank:
+        """Where a trial stands in the order of references."""
         labels = members[trial_id].labels
         is_usual = of_engine(str(labels.get("train.engine"))).usual
         epoch = trials[trial_id].epoch_seconds
@@ -208,7 +212,7 @@ def _reference(members: Mapping[str, CurveResult], trials: Mapping[str, TrialRes
             epoch_seconds=epoch.value if epoch else 0.0,
         )
 
-    return min(members, key=rank)
+    return min(members, key=reference_rank)
 
 
 class _ReferenceRank(NamedTuple):
@@ -221,24 +225,24 @@ class _ReferenceRank(NamedTuple):
     epoch_seconds: float
 
 
-def _axis(field: str) -> str:
+def _varying_thing(field: str) -> str:
     """Return the thing that a swept field belongs to: `ENGINE` for an engine and all its options, else the field."""
     return ENGINE if field in _WRAPPER_FIELDS else field
 
 
 def _labels_without(curve: CurveResult, varies: str) -> dict[str, Any]:
     """Return the labels of a curve that do not belong to the thing that varies."""
-    return {field: value for field, value in curve.labels.items() if _axis(field) != varies}
+    return {field: value for field, value in curve.labels.items() if _varying_thing(field) != varies}
 
 
-def _compared_fields(first: CurveResult, second: CurveResult) -> tuple[str, ...]:
-    """Return the swept fields in which two curves differ; empty where they may not be compared.
+def _comparable_differences(first: CurveResult, second: CurveResult) -> tuple[str, ...]:
+    """Return the swept fields in which two curves differ, if the curves may be compared; else nothing.
 
-    They may be compared if the fields all belong to one thing (`_axis`), which is not the data.
+    They may be compared if the fields all belong to one thing (`_varying_thing`), which is not the data.
     """
     fields = dict.fromkeys([*first.labels, *second.labels])
     different = tuple(field for field in fields if first.labels.get(field) != second.labels.get(field))
-    is_one_thing = len({_axis(field) for field in different}) == 1
+    is_one_thing = len({_varying_thing(field) for field in different}) == 1
     if not is_one_thing or different[0].startswith("data."):
         return ()
     return different
@@ -250,7 +254,7 @@ def _are_comparable(first: TrialResult, second: TrialResult, combine_unlike: boo
         return False
     if not first.comparable_costs or not second.comparable_costs:
         return False
-    return not first.unlike(second, combine_unlike)
+    return not first.reasons_not_to_compare(second, combine_unlike)
 
 
 def _comparison(first: _Side, second: _Side, gpus: int, trials: Mapping[str, TrialResult]) -> CurveComparison:
@@ -260,7 +264,7 @@ def _comparison(first: _Side, second: _Side, gpus: int, trials: Mapping[str, Tri
     return CurveComparison(
         mode=first.curve.mode,
         gpus=gpus,
-        fields=_compared_fields(first.curve, second.curve),
+        fields=_comparable_differences(first.curve, second.curve),
         first=first.curve.name,
         second=second.curve.name,
         first_trial=first.trial_id,
@@ -268,6 +272,6 @@ def _comparison(first: _Side, second: _Side, gpus: int, trials: Mapping[str, Tri
         result=compare(
             first_trial.comparable_costs,
             second_trial.comparable_costs,
-            looked=(first_trial.looked, second_trial.looked),
+            deciding_runs=(first_trial.deciding_runs, second_trial.deciding_runs),
         ),
     )

@@ -32,8 +32,8 @@ Gate = Literal["within", "slower", "undecided"]
 
 USUAL_LIMIT = 0.05
 """Slowdown for which repeats are advised where no limit is named."""
-_TIMES_LIMIT_TO_FAIL = 2.0
-"""A slowdown of so many times the limit is one that a gate must fail."""
+_FAILURE_LIMITS = 2.0
+"""A limit (gate) is to find a slowdown of this many limits "slower": with a limit of 5 % one of 10 %."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Measured:
     """The comparison of the runs of two trials."""
 
     result: Comparison
-    """Is the other faster than the first?"""
+    """The speed of the other over that of the first, and whether it is faster."""
     slowdown: Estimate
     """Epoch seconds of the other over those of the first."""
     sides: tuple[LogMean, ...]
-    """The mean logarithms of both sides' costs, the other's first; in rounds only that of their ratios."""
+    """The mean logarithms of both sides' epoch seconds, the other's first; in rounds only that of their ratios."""
     rounds: int = 0
     """Number of rounds in which the two sides were run in turn; 0: they were not."""
 
@@ -67,7 +67,7 @@ class Pair:
     measured: Measured | None
     """None where one of them has no times, their times are of different kinds, or they hold the same runs."""
     tests: int = 1
-    """Trials that are tested together."""
+    """Number of trials that are tested together, for Holm's correction."""
 
     def gate(self, limit: float) -> Gate:
         """Return whether the other takes more than `1 + limit` times as long; the same runs are within any limit."""
@@ -87,6 +87,7 @@ class Pair:
         return self._smallest_shown(limit)
 
     def _smallest_shown(self, limit: float | None) -> float | None:
+        """Return the smallest slowdown that is reported in 4 of 5 cases: as slower, or with a limit as beyond it."""
         if self.measured is None:
             return None
         return power.smallest_shown(self.measured.sides, power.ComparisonQuestion(self.tests, limit))
@@ -101,31 +102,36 @@ class Pair:
         return power.repeats_to_show(slowdown, self.measured.sides, power.ComparisonQuestion(self.tests))
 
     def repeats_to_decide(self, limit: float) -> int | None:
-        """Return the repeats on each side with which a limit is decided in 4 of 5 cases.
+        """Return the repeats on each side with which `gate` decides on a limit in 4 of 5 cases.
 
-        Equal trials are then found within it, and a slowdown of twice the limit fails. None where that is unknown, or
-        they would be too many.
+        They are enough for either verdict: equal trials are found "within", and a trial that is slower by twice the
+        limit is found "slower". None where that is unknown, or they would be too many.
         """
         if self.measured is None:
             return None
         sides = self.measured.sides
-        to_clear = power.repeats_to_clear(limit, sides)
-        to_fail = power.repeats_to_show(
-            _TIMES_LIMIT_TO_FAIL * limit, sides, power.ComparisonQuestion(self.tests, limit)
-        )
-        if to_clear is None or to_fail is None:
+        to_find_within = power.repeats_to_find_within(limit, sides)
+        question = power.ComparisonQuestion(self.tests, limit)
+        to_find_slower = power.repeats_to_show(_FAILURE_LIMITS * limit, sides, question)
+        if to_find_within is None or to_find_slower is None:
             return None
-        return max(to_clear, to_fail)
+        return max(to_find_within, to_find_slower)
 
 
 def gate_of(measured: Measured, limit: float) -> Gate:
-    """Return the verdict on a limit. "slower" also needs that verdict of the comparison after Holm's correction."""
+    """Return the verdict on a limit. "slower" also needs that verdict of the comparison after Holm's correction.
+
+    Args:
+        measured: the comparison of two trials.
+        limit: the slowdown that is allowed, as a share: 0.05.
+    """
     slowdown = measured.slowdown
+    largest_ratio = 1 + limit
     if slowdown.low is None or slowdown.high is None:
         return "undecided"
-    if slowdown.low > 1 + limit and measured.result.verdict == "slower":
+    if slowdown.low > largest_ratio and measured.result.verdict == "slower":
         return "slower"
-    return "within" if slowdown.high <= 1 + limit else "undecided"
+    return "within" if slowdown.high <= largest_ratio else "undecided"
 
 
 def side_by_side(named_results: Sequence[tuple[str, Analysis]]) -> tuple[Pair, ...]:
@@ -136,10 +142,10 @@ def side_by_side(named_results: Sequence[tuple[str, Analysis]]) -> tuple[Pair, .
     Args:
         named_results: two results or more, each with its name.
     """
-    (_, first_results), *others = named_results
+    _first_name, first_results = named_results[0]
     pairs: list[Pair] = []
-    for name, other_results in others:
-        pairs += _compare_results(first_results, other_results, other_name=name)
+    for other_name, other_results in named_results[1:]:
+        pairs += _compare_results(first_results, other_results, other_name=other_name)
     return _with_correction(pairs)
 
 
@@ -162,7 +168,10 @@ def _compare_results(first_results: Analysis, other_results: Analysis, other_nam
 
 
 def _counterparts(first_results: Analysis, other_results: Analysis) -> dict[str, TrialResult]:
-    """Return the identity of each trial of the first results that has a counterpart in others -> that counterpart."""
+    """Return trial identity in the first results -> its counterpart in the other ones; without trials that have none.
+
+    The counterpart is the trial of the same identity, else the one at the same place on a curve (`_points_by_place`).
+    """
     other_points = _points_by_place(other_results)
     counterparts = {}
     for place, point in _points_by_place(first_results).items():
@@ -175,16 +184,18 @@ def _counterparts(first_results: Analysis, other_results: Analysis) -> dict[str,
 
 def _with_correction(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
     """Return the pairs with their verdicts after Holm's correction for all of them, and with the number of tests."""
+    measured_indices = [index for index, pair in enumerate(pairs) if pair.measured is not None]
     results = [pair.measured.result for pair in pairs if pair.measured is not None]
     tested_trials = [(pair.results, pair.first.trial_id) for pair in pairs if pair.measured is not None]
     tests = max(1, sum(result.p is not None for result in results))
-    corrected_results = iter(corrected(results, tested_trials))  # one for each measured pair, in the same order
+    corrected_results = corrected(results, tested_trials)
+    result_by_index = dict(zip(measured_indices, corrected_results, strict=True))
     corrected_pairs = []
-    for pair in pairs:
+    for index, pair in enumerate(pairs):
         if pair.measured is None:
             corrected_pairs.append(pair)
         else:
-            measured = replace(pair.measured, result=next(corrected_results))
+            measured = replace(pair.measured, result=result_by_index[index])
             corrected_pairs.append(replace(pair, measured=measured, tests=tests))
     return tuple(corrected_pairs)
 
@@ -196,14 +207,15 @@ def unmatched(named_results: Sequence[tuple[str, Analysis]], pairs: Sequence[Pai
         named_results: two results or more, each with its name.
         pairs: their pairs (`side_by_side`).
     """
-    (_, first_results), *others = named_results
+    _first_name, first_results = named_results[0]
     sentences = []
-    for name, other_results in others:
-        paired = {pair.first.trial_id for pair in pairs if pair.results == name}
-        matched = paired | _counterparts(first_results, other_results).keys()
+    for other_name, other_results in named_results[1:]:
+        paired_ids = {pair.first.trial_id for pair in pairs if pair.results == other_name}
+        # A trial has a counterpart, but makes no pair, where neither of the two has run.
+        matched_ids = paired_ids | _counterparts(first_results, other_results).keys()
         for point in _points_by_place(first_results).values():
-            if point.trial_id not in matched:
-                sentences.append(f"{name} has nothing like {point.curve} on {ranks(point.gpus)}")
+            if point.trial_id not in matched_ids:
+                sentences.append(f"{other_name} has nothing like {point.curve} on {ranks(point.gpus)}")
     return tuple(sentences)
 
 
@@ -219,7 +231,8 @@ class _CurvePoint(NamedTuple):
 def _points_by_place(analysis: Analysis) -> dict[str, _CurvePoint]:
     """Return place on a curve -> the trial there. A trial on several curves is at the first of its places only.
 
-    Example of a place, which is JSON: ["weak", {"train.engine": "ddp"}, 8]: batch policy, swept values, rank count.
+    A place is the JSON of batch policy, swept values and rank count: `["weak", {"train.engine": "ddp"}, 8]`. Equal
+    places in two results have trials that stand for each other, although other fields may differ.
     """
     points: dict[str, _CurvePoint] = {}
     placed_trials: set[str] = set()
@@ -272,27 +285,28 @@ def _measured(first: TrialResult, other: TrialResult) -> Measured | None:
     """Compare the times of two trials; None where one has no times, or their times are of different kinds."""
     first_costs = first.comparable_costs
     other_costs = other.comparable_costs
-    if not first_costs or not other_costs or first.unlike(other, combine=True):
+    if not first_costs or not other_costs or first.reasons_not_to_compare(other, combine=True):
         return None
-    had_repeats_added = first.looked > 0 or other.looked > 0  # until an interval was narrow enough
+    had_repeats_added = first.deciding_runs > 0 or other.deciding_runs > 0  # until an interval was narrow enough
+    # Where the number of runs depends on what they measured, `compare` allows for that; a comparison in rounds cannot.
     rounds_of_both = () if had_repeats_added else rounds(first, other)
     if rounds_of_both:
         return _measured_in_rounds(rounds_of_both)
-    looked = (other.looked, first.looked)
+    deciding_runs = (other.deciding_runs, first.deciding_runs)
     return Measured(
-        result=compare(other_costs, first_costs, looked),
-        slowdown=ratio(other_costs, first_costs, looked),
-        sides=(log_mean(other_costs, other.looked), log_mean(first_costs, first.looked)),
+        result=compare(other_costs, first_costs, deciding_runs),
+        slowdown=ratio(other_costs, first_costs, deciding_runs),
+        sides=(log_mean(other_costs, other.deciding_runs), log_mean(first_costs, first.deciding_runs)),
     )
 
 
 def _measured_in_rounds(rounds_of_both: Sequence[Round]) -> Measured:
-    """Compare two trials by the ratio of their runs in each round."""
+    """Compare two trials by the ratio of their runs in each round, other over first."""
     first_seconds = [round_of_both.first_seconds for round_of_both in rounds_of_both]
     other_seconds = [round_of_both.other_seconds for round_of_both in rounds_of_both]
     result = compare_pairs(other_seconds, first_seconds)
     ratios = [other / first for first, other in zip(first_seconds, other_seconds, strict=True)]
-    slowdown = result.ratio.into(1.0)  # `result` has the speed of the other over that of the first
+    slowdown = result.ratio.into(1.0)  # 1 / ratio: `result` has the speed of the other over that of the first
     return Measured(result, slowdown, sides=(log_mean(ratios),), rounds=len(rounds_of_both))
 
 
@@ -309,11 +323,11 @@ def _shared_runs(first_runs: Sequence[Run], other_runs: Sequence[Run]) -> _Share
 
     A digest reads all steps of a run, so digests are made of those runs alone that began at the same time.
     """
-    first_by_begin = {_begin(run): run for run in first_runs}
-    other_by_begin = {_begin(run): run for run in other_runs}
+    first_run_by_begin = {_begin_of(run): run for run in first_runs}
+    other_run_by_begin = {_begin_of(run): run for run in other_runs}
     shared = 0
-    for begin in first_by_begin.keys() & other_by_begin.keys():
-        if run_digest(first_by_begin[begin]) == run_digest(other_by_begin[begin]):
+    for begin in first_run_by_begin.keys() & other_run_by_begin.keys():
+        if run_digest(first_run_by_begin[begin]) == run_digest(other_run_by_begin[begin]):
             shared += 1
     return _SharedRuns(shared, are_all=0 < shared == len(first_runs) == len(other_runs))
 
@@ -326,7 +340,8 @@ class _Begin(NamedTuple):
     repeat: int
 
 
-def _begin(run: Run) -> _Begin:
+def _begin_of(run: Run) -> _Begin:
+    """Return what tells the run apart from others, and is the same in every copy of it."""
     return _Begin(run.outcome.started_unix_seconds, run.outcome.wall_seconds, run.header.repeat)
 
 
@@ -335,7 +350,7 @@ def run_digest(run: Run) -> str:
 
     Copies of a run have the same digest, also those in a bundle and those without the names of hosts.
     """
-    digest = hashlib.sha256(json.dumps([run.outcome.kind, *_begin(run)]).encode())
+    digest = hashlib.sha256(json.dumps([run.outcome.kind, *_begin_of(run)]).encode())
     for rank in run.ranks:
         steps = Steps.of(rank.steps)
         digest.update(steps.step.tobytes())
@@ -353,16 +368,18 @@ def _trial_differences(first: TrialResult, other: TrialResult) -> list[str]:
     """Return the fields in which two trials differ, in words: "train.precision: fp32 against bf16"."""
     first_values = dotted(first.trial.model_dump(mode="json"))
     other_values = dotted(other.trial.model_dump(mode="json"))
-    return [
-        _difference(field, first_values.get(field), other_values.get(field))
-        for field in dict.fromkeys([*first_values, *other_values])
-        if first_values.get(field) != other_values.get(field)
-    ]
+    differences = []
+    for field in dict.fromkeys([*first_values, *other_values]):
+        first_value = first_values.get(field)
+        other_value = other_values.get(field)
+        if first_value != other_value:
+            differences.append(_difference(field, first_value, other_value))
+    return differences
 
 
 def _environment_differences(first: TrialResult, other: TrialResult) -> list[str]:
     """Return what differs in hardware and software between two trials, in words; the git revision comes last."""
-    differences = list(first.unlike(other))
+    differences = list(first.reasons_not_to_compare(other))  # hardware, software and datasets that differ
     first_revision = _git_revision(first)
     other_revision = _git_revision(other)
     if first_revision != other_revision:
@@ -375,9 +392,10 @@ def _git_revision(result: TrialResult) -> str | None:
 
 
 def _difference(subject: str, first: object, other: object) -> str:
-    return f"{subject}: {_short(first)} against {_short(other)}"
+    """Return "train.precision: fp32 against bf16"."""
+    return f"{subject}: {_shortened(first)} against {_shortened(other)}"
 
 
-def _short(value: object) -> str:
+def _shortened(value: object) -> str:
     """Return a value as text; of digests and revisions only the first 12 digits, as git shows them."""
     return _DIGEST.sub(lambda digest: digest[0][:12], str(value))

@@ -41,7 +41,7 @@ from vitscale.analysis.statistics import (
 )
 
 POWER = 0.8
-"""Share of studies that show a slowdown which is called shown: 4 of 5."""
+"""Share of studies that report a slowdown of which these functions say that runs show it: 4 of 5."""
 MOST_REPEATS = 200
 """Most repeats that are advised: what takes more is not shown by repeating."""
 _INTEGRAL_POINTS = 60
@@ -52,16 +52,16 @@ _LOG_SLOWDOWN_PRECISION = 1e-5
 
 
 class ComparisonQuestion(NamedTuple):
-    """What a comparison is to answer: "slower at all?", or for a gate "slower by more than the limit?"."""
+    """What a comparison is to answer: "slower at all?", or for a gate (a limit) "slower by more than the limit?"."""
 
     tests: int
-    """Trials that are tested together, for Holm's correction."""
+    """Number of trials that are tested together, for Holm's correction."""
     limit: float | None = None
     """Share by which a trial may be slower; None: is it slower at all?"""
 
 
 class _Design(NamedTuple):
-    """A comparison still to be made, as far as its spread is known."""
+    """A comparison still to be made: how large its error is, and how well that is known from the runs at hand."""
 
     squared_error: float
     """Squared standard error of the difference of the mean logarithms."""
@@ -89,20 +89,26 @@ def smallest_shown(sides: tuple[LogMean, ...], question: ComparisonQuestion) -> 
         return question.limit or 0.0
     freedom = welch_freedom([side.error for side in sides])
     design = _Design(squared_error, freedom, freedom_of_spread=freedom)
-    not_shown = 0.0
+    # Bisection: the larger a slowdown, the more studies report it.
+    too_small = 0.0
     shown = _LARGEST_LOG_SLOWDOWN
-    while shown - not_shown > _LOG_SLOWDOWN_PRECISION:
-        middle = (not_shown + shown) / 2
+    while shown - too_small > _LOG_SLOWDOWN_PRECISION:
+        middle = (too_small + shown) / 2
         if _power(middle, design, question) >= POWER:
             shown = middle
         else:
-            not_shown = middle
+            too_small = middle
     return exp_of(shown) - 1
 
 
 @functools.lru_cache(4096)
 def repeats_to_show(slowdown: float, sides: tuple[LogMean, ...], question: ComparisonQuestion) -> int | None:
-    """The fewest repeats on each side that report a slowdown in 80 % of studies, if runs spread as these do.
+    """Return the fewest repeats on each side that report a slowdown in 80 % of studies, if runs spread as these do.
+
+    Args:
+        slowdown: the true slowdown, as a share.
+        sides: mean logarithms of the costs of both sides; of paired runs the one of their ratios.
+        question: what is to be reported: "slower", or "slower by more than a limit".
 
     Returns:
         None where a side has one run, whose spread is unknown, or `MOST_REPEATS` are too few.
@@ -111,11 +117,15 @@ def repeats_to_show(slowdown: float, sides: tuple[LogMean, ...], question: Compa
 
 
 @functools.lru_cache(4096)
-def repeats_to_clear(limit: float, sides: tuple[LogMean, ...]) -> int | None:
-    """The fewest repeats on each side that find equal trials within a limit in 80 % of studies.
+def repeats_to_find_within(limit: float, sides: tuple[LogMean, ...]) -> int | None:
+    """Return the fewest repeats on each side that find equal trials within a limit in 80 % of studies.
 
-    Equal trials are within it where the upper end of their interval is. By symmetry that is as probable as that a
-    slowdown of the limit is reported as slower, tested alone.
+    They are found within it where the upper end of the interval of their slowdown is. By symmetry that is as probable
+    as that a slowdown of the limit is reported as slower, tested alone.
+
+    Args:
+        limit: the slowdown that is allowed, as a share.
+        sides: as for `repeats_to_show`.
 
     Returns:
         None where a side has one run, whose spread is unknown, or `MOST_REPEATS` are too few.
@@ -128,7 +138,7 @@ def _fewest_repeats(sides: Sequence[LogMean], power_of: Callable[[_Design], floa
 
     Args:
         sides: mean logarithms of both sides, or of the ratios of pairs.
-        power_of: a comparison still to be made -> the share of studies that give the wanted answer.
+        power_of: a comparison still to be made -> the share of studies that give the right answer.
 
     Returns:
         None where a side has one run, whose spread is unknown, or `MOST_REPEATS` are too few.
@@ -156,7 +166,7 @@ def _fewest_repeats(sides: Sequence[LogMean], power_of: Callable[[_Design], floa
 
 def _with_repeats(sides: Sequence[LogMean], repeats: int) -> _Design:
     """Return the comparison with so many repeats on each side, whose runs spread as these do."""
-    run_variances = [side.squared_error * side.runs for side in sides]
+    run_variances = [side.squared_error * side.runs for side in sides]  # of a single run's logarithm
     errors = [SquaredError(variance / repeats, repeats - 1) for variance in run_variances]
     known_spreads = [SquaredError(variance, side.freedom) for variance, side in zip(run_variances, sides, strict=True)]
     return _Design(
@@ -169,7 +179,8 @@ def _with_repeats(sides: Sequence[LogMean], repeats: int) -> _Design:
 def _power(log_slowdown: float, design: _Design, question: ComparisonQuestion) -> float:
     """Return the share of studies that report a slowdown (the module's docstring has the formula).
 
-    Both integrals are means over P points of equal probability: of sigma, and of the error S that a study finds.
+    Both integrals are means over P points of equal probability: of sigma (rows), and of the error S that a study finds
+    (columns).
     """
     from scipy.special import ndtr  # here, as in `analysis.statistics`
 
@@ -180,12 +191,16 @@ def _power(log_slowdown: float, design: _Design, question: ComparisonQuestion) -
     if question.limit is not None:
         beyond_limit = math.log1p(question.limit) + t_quantile(design.freedom) * standard_error
         needed_difference = np.maximum(needed_difference, beyond_limit)
-    return float(np.mean(ndtr((log_slowdown - needed_difference) / sigma)))
+    shown_probability = ndtr((log_slowdown - needed_difference) / sigma)  # P(D > needed), (P, P)
+    return float(np.mean(shown_probability))
 
 
 @functools.lru_cache(1024)
 def _deviation_ratios(freedom: float) -> npt.NDArray[np.float64]:
-    """Points of equal probability of sqrt(chi2(f) / f), (P,): an estimated standard deviation over the true one."""
+    """Return P quantiles at equal steps of probability of an estimated standard deviation over the true one, (P,).
+
+    That ratio is distributed as sqrt(chi2(f) / f).
+    """
     from scipy.special import chdtri
 
     probabilities = (np.arange(_INTEGRAL_POINTS) + 0.5) / _INTEGRAL_POINTS

@@ -20,7 +20,7 @@ from vitscale.analysis.trials import TrialResult
 _CLOCK_SECONDS = 1.0
 """Seconds by which a run may seem to begin before the one before it ended."""
 _INTERRUPTION_SECONDS = 600.0
-_INTERRUPTION_TIMES_MEDIAN = 3.0
+_INTERRUPTION_MEDIAN_GAPS = 3.0
 """A gap between two runs is an interruption where it exceeds ten minutes and three times the median gap of pairs."""
 
 
@@ -147,10 +147,11 @@ def _without_interruptions(pairs: Sequence[_RunPair]) -> list[_RunPair]:
     if not pairs:
         return []
     median_gap_seconds = statistics.median(pair.gap_seconds for pair in pairs)
-    longest_gap_seconds = max(_INTERRUPTION_SECONDS, _INTERRUPTION_TIMES_MEDIAN * median_gap_seconds)
+    longest_gap_seconds = max(_INTERRUPTION_SECONDS, _INTERRUPTION_MEDIAN_GAPS * median_gap_seconds)
     return [pair for pair in pairs if pair.gap_seconds <= longest_gap_seconds]
 
 
 def _runs_of_larger_side(runs: Sequence[_TimedRun]) -> int:
-    first_side = sum(run.is_first_side for run in runs)
-    return max(first_side, len(runs) - first_side)
+    """Return the number of runs of the side that has more."""
+    first_side_runs = sum(run.is_first_side for run in runs)
+    return max(first_side_runs, len(runs) - first_side_runs)

@@ -41,13 +41,15 @@ from vitscale.trial.trial import (
     exact,
 )
 
-_LAYOUTS = {"one-gpu-per-node": "one GPU per node", "single-node": "one node", "": "layout not told"}
-_BATCHES = {"train.micro_batch": "micro-batch", "train.global_batch": "global batch"}
-_LOCAL_NORM = NORMS["local"]
-_TRAITS_OF_IMPORTS: Mapping[str, FieldTraits] = {"layout": FieldTraits(curve_words=_LAYOUTS)} | dict.fromkeys(
+_LAYOUT_WORDS = {"one-gpu-per-node": "one GPU per node", "single-node": "one node", "": "layout not told"}
+"""Layout that an import gives -> its name in a curve."""
+_BATCH_WORDS = {"train.micro_batch": "micro-batch", "train.global_batch": "global batch"}
+"""Swept batch field -> its name in the curve of an import."""
+_LOCAL_NORM_WORDS = NORMS["local"]
+_IMPORT_LABEL_TRAITS: Mapping[str, FieldTraits] = {"layout": FieldTraits(curve_words=_LAYOUT_WORDS)} | dict.fromkeys(
     ("series", "cluster", "device"), FieldTraits(curve_words="{}")
 )
-"""Labels of imports that are not fields of a study."""
+"""Labels of imports that are not fields of a study -> how their values are put into words."""
 
 
 def curve_name(labels: Mapping[str, Any], trial: Trial | None) -> str:
@@ -57,29 +59,49 @@ def curve_name(labels: Mapping[str, Any], trial: Trial | None) -> str:
         labels: the swept fields and their values.
         trial: the curve's trial with the most ranks, for what was not swept.
     """
+    engine = _curve_engine(labels, trial)
+    other_labels = {field: value for field, value in labels.items() if field not in engine.label_fields}
+    is_imported = trial is not None and trial.origin is not None
+    # An import's engine may be unknown, which need not be said where something else tells its curves apart.
+    leaves_out_engine = is_imported and engine.is_unknown and bool(other_labels)
+    parts = [] if leaves_out_engine else [engine.name]
+    parts += _swept_values(other_labels, is_imported=is_imported)
+    if trial is not None and trial.train.micro_batches and "train.rank_speeds" not in labels:
+        parts.append("unequal shares")
+    if trial is not None and _norms_locally(trial) and "train.batch_norm" not in labels:
+        parts.append(_LOCAL_NORM_WORDS)
+    return ", ".join(parts)
+
+
+class _CurveEngine(NamedTuple):
+    """The engine of a curve."""
+
+    name: str
+    """With its options: "deepspeed ZeRO-2", "accelerate (FSDP2)"."""
+    is_unknown: bool
+    label_fields: set[str]
+    """Labels of the curve that the name covers: "train.engine", "train.zero_stage"."""
+
+
+def _curve_engine(labels: Mapping[str, Any], trial: Trial | None) -> _CurveEngine:
+    """Return the engine of a curve. Arguments are those of `curve_name`."""
     train = trial.train if trial is not None else None
 
     def value_of(option: str) -> Any:
+        """The value of a field of [train]: as it was swept, else as the trial has it; None where nobody says."""
         return labels.get(f"train.{option}", getattr(train, option, None))
 
     engine = value_of("engine")
-    stands_for = of_engine(str(engine)).stands_for
-    wrapper = value_of(stands_for) if stands_for else engine
+    wrapper_option = of_engine(str(engine)).stands_for  # "accelerate_backend"; empty where the engine wraps itself
+    wrapper = value_of(wrapper_option) if wrapper_option else engine
     options = of_engine(str(wrapper)).name_options
     swept_options = [option for option in options if f"train.{option}" in labels]
     variant = variant_in_words(str(wrapper), {option: value_of(option) for option in options}, always=swept_options)
-    engine_fields = {f"train.{option}" for option in ("engine", stands_for, *options)}
-    other_labels = {field: value for field, value in labels.items() if field not in engine_fields}
-    is_imported = trial is not None and trial.origin is not None
-    # An import's engine may be unknown, which need not be said where something else tells its curves apart.
-    leaves_out_engine = is_imported and engine in (None, UNKNOWN) and bool(other_labels)
-    parts = [] if leaves_out_engine else [composed_name(engine, wrapper, variant)]
-    parts += _swept_values(other_labels, is_imported=is_imported)
-    if train is not None and train.micro_batches and "train.rank_speeds" not in labels:
-        parts.append("unequal shares")
-    if trial is not None and _norms_locally(trial) and "train.batch_norm" not in labels:
-        parts.append(_LOCAL_NORM)
-    return ", ".join(parts)
+    return _CurveEngine(
+        name=composed_name(engine, wrapper, variant),
+        is_unknown=engine in (None, UNKNOWN),
+        label_fields={f"train.{option}" for option in ("engine", wrapper_option, *options)},
+    )
 
 
 def _swept_values(labels: Mapping[str, Any], *, is_imported: bool) -> list[str]:
@@ -87,10 +109,11 @@ def _swept_values(labels: Mapping[str, Any], *, is_imported: bool) -> list[str]:
     last_names = [_last_name(field) for field in labels]
     values = []
     for field, value in labels.items():
-        if is_imported and field in _BATCHES:
-            values.append(f"{_BATCHES[field]} {value}")
+        if is_imported and field in _BATCH_WORDS:
+            values.append(f"{_BATCH_WORDS[field]} {value}")
         else:
-            values.append(_swept(field, value, ambiguous=last_names.count(_last_name(field)) > 1))
+            is_ambiguous = last_names.count(_last_name(field)) > 1
+            values.append(_value_in_words(field, value, is_ambiguous=is_ambiguous))
     return values
 
 
@@ -110,17 +133,17 @@ def trial_name(trial: Trial) -> str:
     if train.micro_batches:
         parts.append(f"shares {in_words(train.micro_batches)}")
     if _norms_locally(trial):
-        parts.append(_LOCAL_NORM)
+        parts.append(_LOCAL_NORM_WORDS)
     return ", ".join(parts)
 
 
 def split_name(parallel: ParallelSpec) -> str:
     """Return how ranks share a model: "tensor 2, pipeline 4, gpipe"; empty where each has one for itself."""
-    return ", ".join(
-        _swept(f"parallel.{field}", value, ambiguous=False)
-        for field, value in parallel
-        if value != getattr(NO_SPLIT, field)
-    )
+    parts = []
+    for field, value in parallel:
+        if value != getattr(NO_SPLIT, field):
+            parts.append(_value_in_words(f"parallel.{field}", value, is_ambiguous=False))
+    return ", ".join(parts)
 
 
 def trial_names(trials: Mapping[str, Trial], curves: Sequence[Curve]) -> dict[str, str]:
@@ -135,38 +158,40 @@ def trial_names(trials: Mapping[str, Trial], curves: Sequence[Curve]) -> dict[st
     """
     curve_names = _curve_name_by_trial(curves, trials)
     names = {}
-    for name, trial_ids in _ids_by_name(trials).items():
-        additions = [_name_additions(trials[trial_id], curve_names.get(trial_id, "")) for trial_id in trial_ids]
-        for trial_id, different in zip(trial_ids, _without_common(additions), strict=True):
-            names[trial_id] = ", ".join([name, *different])
+    for shared_name, trial_ids in _trial_ids_by_name(trials).items():
+        all_additions = [_name_additions(trials[trial_id], curve_names.get(trial_id, "")) for trial_id in trial_ids]
+        for trial_id, additions in zip(trial_ids, _different_additions(all_additions), strict=True):
+            names[trial_id] = ", ".join([shared_name, *additions])
     return names
 
 
 def _curve_name_by_trial(curves: Sequence[Curve], trials: Mapping[str, Trial]) -> dict[str, str]:
-    """Trial identity -> the name of the first curve that has it."""
+    """Return trial identity -> the name of the first curve that has it."""
     names: dict[str, str] = {}
     for curve in curves:
-        name = curve_name(curve.labels, trials[_in_order(curve)[-1].trial_id])
+        name = curve_name(curve.labels, trials[_points_by_ranks(curve)[-1].trial_id])
         for point in curve.points:
             names.setdefault(point.trial_id, name)
     return names
 
 
-def _in_order(curve: Curve) -> list[CurvePoint]:
-    """The points of a curve by their number of ranks."""
+def _points_by_ranks(curve: Curve) -> list[CurvePoint]:
+    """Return the points of a curve, from few ranks to many."""
     return sorted(curve.points, key=lambda point: point.gpus)
 
 
-def _ids_by_name(trials: Mapping[str, Trial]) -> dict[str, list[str]]:
-    """Name of a trial by itself -> the identities of all trials with that name."""
-    ids: dict[str, list[str]] = {}
+def _trial_ids_by_name(trials: Mapping[str, Trial]) -> dict[str, list[str]]:
+    """Return name of a trial (`trial_name`) -> the identities of all trials with that name."""
+    trial_ids: dict[str, list[str]] = {}
     for trial_id, trial in trials.items():
-        ids.setdefault(trial_name(trial), []).append(trial_id)
-    return ids
+        trial_ids.setdefault(trial_name(trial), []).append(trial_id)
+    return trial_ids
 
 
 def _name_additions(trial: Trial, curve_name: str) -> dict[str, str]:
-    """Return kind -> text that may be added to a trial's name; empty texts where there is nothing to add.
+    """Return what may be added to a trial's name: kind of addition -> text, empty where there is nothing to add.
+
+    Example: {"swept": "compile", "micro_batch": "micro-batch 16", "images": ""}.
 
     Args:
         trial: the trial.
@@ -174,23 +199,23 @@ def _name_additions(trial: Trial, curve_name: str) -> dict[str, str]:
     """
     engine, _, swept = curve_name.partition(", ")
     if not swept and engine != engine_name(trial.train):
-        swept = engine
+        swept = engine  # its options were swept: "deepspeed ZeRO-2"
     micro_batch = f"micro-batch {trial.train.micro_batch}" if "micro_batch" not in swept else ""
     images = f"{trial.data.fraction:.3g} of the images" if trial.data.fraction < 1 else ""
     return {"swept": swept, "micro_batch": micro_batch, "images": images}
 
 
-def _without_common(additions: Sequence[Mapping[str, str]]) -> list[list[str]]:
-    """Return for each trial the texts of those kinds of additions in which the trials differ."""
+def _different_additions(additions: Sequence[Mapping[str, str]]) -> list[list[str]]:
+    """Return for each trial its texts of those kinds of additions in which the trials differ, without empty ones."""
     different_kinds = []
     for kind in additions[0]:
         texts = {addition[kind] for addition in additions}
         if len(texts) > 1:
             different_kinds.append(kind)
-    different = []
+    different_texts = []
     for addition in additions:
-        different.append([addition[kind] for kind in different_kinds if addition[kind]])
-    return different
+        different_texts.append([addition[kind] for kind in different_kinds if addition[kind]])
+    return different_texts
 
 
 def _norms_locally(trial: Trial) -> bool:
@@ -198,14 +223,14 @@ def _norms_locally(trial: Trial) -> bool:
     return trial.model.task == "segmentation" and trial.train.batch_norm == "local"
 
 
-def _swept(field: str, value: Any, ambiguous: bool) -> str:
+def _value_in_words(field: str, value: Any, *, is_ambiguous: bool) -> str:
     """Return a swept value in words: "micro_batch 16", "compile"; "train.micro_batch 16" where that is ambiguous."""
-    if ambiguous:
+    if is_ambiguous:
         return f"{field} {value}"
     if field == "train.rank_speeds" and isinstance(value, (list, tuple)):
         shares = "equal shares" if len(set(map(str, value))) == 1 else "shares"
         return f"{shares} {in_words(value, ' : ')}"
-    words = (_TRAITS_OF_IMPORTS.get(field) or traits_of_label(field)).curve_words
+    words = (_IMPORT_LABEL_TRAITS.get(field) or traits_of_label(field)).curve_words
     if isinstance(words, tuple) and isinstance(value, bool):
         when_on, when_off = words
         return when_on if value else when_off
@@ -215,15 +240,11 @@ def _swept(field: str, value: Any, ambiguous: bool) -> str:
         return words[str(value)]
     if field == "layout":
         return str(value)
-    return _plainly(field, value)
-
-
-def _plainly(field: str, value: Any) -> str:
     return f"{_last_name(field)} {value}"
 
 
 def _last_name(field: str) -> str:
-    """Return the part of a field behind its last dot."""
+    """Return the part of a field behind its last dot: "train.micro_batch" gives "micro_batch"."""
     return field.rpartition(".")[2]
 
 
@@ -252,33 +273,38 @@ class CurveResult:
     baseline: ScalingPoint | None
     """None: no trial of the curve has completed, or each that has drifts."""
     plain_trial: str | None
+    """Identity of the run on one rank without a distributed wrapper that does the curve's work; None without one."""
     unlike: Mapping[str, str]
     """Identity of a trial that is not compared with the baseline -> how its hardware or software differs."""
 
 
 def by_mode(curves: Iterable[CurveResult]) -> dict[Mode, list[CurveResult]]:
-    """Return the curves of each batch policy, in the order of the study's curves."""
-    modes: dict[Mode, list[CurveResult]] = {}
+    """Return batch policy -> its curves, in the order of the study's curves."""
+    curves_by_mode: dict[Mode, list[CurveResult]] = {}
     for curve in curves:
-        modes.setdefault(curve.mode, []).append(curve)
-    return modes
+        curves_by_mode.setdefault(curve.mode, []).append(curve)
+    return curves_by_mode
 
 
 def base_of(ordered: Sequence[TrialResult]) -> TrialResult | None:
-    """Return the first trial that others may be compared with; None where no trial has costs.
+    """Return the baseline of a curve: the first trial with costs; None where no trial has any.
 
     Costs come from epoch times, or from rates of images alone, and the two kinds are never compared. So it is the first
     trial whose costs are of the kind that most trials have.
+
+    Args:
+        ordered: the trials of the curve, from few ranks to many.
     """
-    with_costs = [trial for trial in ordered if trial.comparable_costs]
-    most_have_rates = 2 * sum(trial.of_rates for trial in with_costs) > len(with_costs)
-    for trial in with_costs:
-        if trial.of_rates == most_have_rates:
+    trials_with_costs = [trial for trial in ordered if trial.comparable_costs]
+    trials_with_rates = sum(trial.has_rates_alone for trial in trials_with_costs)
+    most_have_rates = 2 * trials_with_rates > len(trials_with_costs)
+    for trial in trials_with_costs:
+        if trial.has_rates_alone == most_have_rates:
             return trial
     return None
 
 
-def scale(curve: Curve, trials: Mapping[str, TrialResult], combine_unlike: bool) -> CurveResult:
+def curve_result(curve: Curve, trials: Mapping[str, TrialResult], combine_unlike: bool) -> CurveResult:
     """Work out the speedup and the efficiency of each point of a curve.
 
     Args:
@@ -286,26 +312,26 @@ def scale(curve: Curve, trials: Mapping[str, TrialResult], combine_unlike: bool)
         trials: trial identity -> its result, for all trials of the study.
         combine_unlike: whether points are compared whose hardware or software differs.
     """
-    ordered = _in_order(curve)
-    reference = base_of([trials[point.trial_id] for point in ordered])
-    base = None
-    if reference is not None:
-        base = next(point for point in ordered if point.trial_id == reference.trial_id)
-    plain = _plain_twin(curve.mode, trials[ordered[0].trial_id].trial, trials) if ordered else None
+    recorded_points = _points_by_ranks(curve)
+    ordered_trials = [trials[point.trial_id] for point in recorded_points]
+    base = base_of(ordered_trials)
+    base_gpus = None
+    if base is not None:
+        base_gpus = next(point.gpus for point in recorded_points if point.trial_id == base.trial_id)
+    plain = _plain_twin(curve.mode, ordered_trials[0].trial, trials) if ordered_trials else None
     points = []
-    unlike = {}
-    for point in ordered:
-        result = trials[point.trial_id]
+    differences = {}  # trial identity -> why it is not compared with the baseline
+    for point, result in zip(recorded_points, ordered_trials, strict=True):
         over_base = _NO_SCALING
-        if reference is not None and base is not None and result.comparable_costs:
-            reasons = reference.unlike(result, combine_unlike)
+        if base is not None and base_gpus is not None and result.comparable_costs:
+            reasons = base.reasons_not_to_compare(result, combine_unlike)
             if reasons:
-                unlike[point.trial_id] = f"{point.gpus} ranks: {'; '.join(reasons)}"
+                differences[point.trial_id] = f"{point.gpus} ranks: {'; '.join(reasons)}"
             else:
-                over_base = _scaling(reference, result, curve.mode, point.gpus / base.gpus)
+                over_base = _scaling(base, result, curve.mode, times_the_ranks=point.gpus / base_gpus)
         over_plain = _NO_SCALING
-        if plain is not None and result.comparable_costs and not plain.unlike(result, combine_unlike):
-            over_plain = _scaling(plain, result, curve.mode, point.gpus)  # the plain run has 1 rank
+        if plain is not None and result.comparable_costs and not plain.reasons_not_to_compare(result, combine_unlike):
+            over_plain = _scaling(plain, result, curve.mode, times_the_ranks=point.gpus)  # the plain run has 1 rank
         points.append(
             ScalingPoint(
                 gpus=point.gpus,
@@ -317,13 +343,13 @@ def scale(curve: Curve, trials: Mapping[str, TrialResult], combine_unlike: bool)
             )
         )
     return CurveResult(
-        name=curve_name(curve.labels, trials[ordered[-1].trial_id].trial if ordered else None),
+        name=curve_name(curve.labels, ordered_trials[-1].trial if ordered_trials else None),
         mode=curve.mode,
         labels=curve.labels,
         points=tuple(points),
-        baseline=next((point for point in points if base is not None and point.gpus == base.gpus), None),
+        baseline=next((point for point in points if point.gpus == base_gpus), None),
         plain_trial=plain.trial_id if plain is not None else None,
-        unlike=unlike,
+        unlike=differences,
     )
 
 
@@ -338,11 +364,14 @@ _NO_SCALING = _Scaling(speedup=None, efficiency=None)
 
 
 def _scaling(reference: TrialResult, result: TrialResult, mode: Mode, times_the_ranks: float) -> _Scaling:
-    """Return the scaling of `result` on `times_the_ranks` as many ranks as `reference`."""
-    fast = times_as_fast(reference, result)
+    """Return the scaling of `result`, on `times_the_ranks` times as many ranks, against `reference`.
+
+    The formulas are those of the module's docstring.
+    """
+    time_ratio = times_as_fast(reference, result)
     if mode == "weak":
-        return _Scaling(speedup=fast.times(times_the_ranks), efficiency=fast)
-    return _Scaling(speedup=fast, efficiency=fast.times(1 / times_the_ranks))
+        return _Scaling(speedup=time_ratio.times(times_the_ranks), efficiency=time_ratio)
+    return _Scaling(speedup=time_ratio, efficiency=time_ratio.times(1 / times_the_ranks))
 
 
 def times_as_fast(reference: TrialResult, result: TrialResult) -> Estimate:
@@ -351,7 +380,7 @@ def times_as_fast(reference: TrialResult, result: TrialResult) -> Estimate:
         if len(result.comparable_costs) > 1:
             return Estimate(1.0, 1.0, 1.0)
         return Estimate(1.0, note=ONE_RUN)
-    return ratio(reference.comparable_costs, result.comparable_costs, (reference.looked, result.looked))
+    return ratio(reference.comparable_costs, result.comparable_costs, (reference.deciding_runs, result.deciding_runs))
 
 
 def _plain_twin(mode: Mode, trial: Trial, trials: Mapping[str, TrialResult]) -> TrialResult | None:
@@ -361,29 +390,37 @@ def _plain_twin(mode: Mode, trial: Trial, trials: Mapping[str, TrialResult]) -> 
     """
     for other in trials.values():
         is_plain = of_engine(other.trial.train.engine).alone
-        if is_plain and other.comparable_costs and _same_work(mode, other.trial, trial):
+        if is_plain and other.comparable_costs and _does_same_work(mode, other.trial, trial):
             return other
     return None
 
 
-def _same_work(mode: Mode, plain: Trial, trial: Trial) -> bool:
-    """Return whether a trial on one rank does the work that each mode compares with that of `trial`."""
+def _does_same_work(mode: Mode, plain: Trial, trial: Trial) -> bool:
+    """Whether a trial on one rank does the work that a mode compares with that of `trial`.
+
+    strong-global compares equal global batches, the other modes equal batches of a rank; weak compares the images of
+    one rank, the other modes all images.
+    """
+    if plain.world.size != 1:
+        return False
     if mode == "strong-global":
         has_same_batch = plain.global_batch == trial.global_batch
     else:
-        has_same_batch = _batch_per_rank(plain) == _batch_per_rank(trial)
-    fraction = exact(trial.data.fraction) / (trial.world.size if mode == "weak" else 1)
+        has_same_batch = _has_same_rank_batch(plain, trial)
+    compared_ranks = trial.world.size if mode == "weak" else 1
+    fraction = exact(trial.data.fraction) / compared_ranks
     # Each share has passed through a float; their exact product has not.
     has_same_fraction = abs(exact(plain.data.fraction) - fraction) < 1e-9
-    return has_same_batch and has_same_fraction and plain.world.size == 1 and _other_work(plain) == _other_work(trial)
+    return has_same_batch and has_same_fraction and _other_work(plain) == _other_work(trial)
 
 
-def _batch_per_rank(trial: Trial) -> tuple[int, int]:
-    return trial.train.micro_batch, trial.train.grad_accum
+def _has_same_rank_batch(plain: Trial, trial: Trial) -> bool:
+    """Whether a rank trains on equally many images in a micro-step, in equally many micro-steps."""
+    return plain.train.micro_batch == trial.train.micro_batch and plain.train.grad_accum == trial.train.grad_accum
 
 
 def _other_work(trial: Trial) -> tuple[Any, ...]:
-    """Return all that must agree in every mode. The launcher is left out: it affects the start-up alone."""
+    """Return all else that must agree in every mode. The launcher is left out: it affects the start-up alone."""
     return (
         trial.model,
         trial.data.model_dump(exclude={"fraction", *LOCATION_FIELDS}),

@@ -15,7 +15,7 @@ from vitscale.analysis.statistics import known_median
 from vitscale.analysis.trials import StartUp, TrialFigures
 from vitscale.trial.trial import WRAPPER_FIELDS
 
-_MAY_COMPILE = ("engine", "first_step")
+_COMPILING_PHASES = ("engine", "first_step")
 """Phases of the start-up in which something may be compiled."""
 
 
@@ -28,13 +28,12 @@ def start_ups_by_trial(trials: Mapping[str, TrialFigures]) -> dict[str, tuple[St
     Args:
         trials: the figures of all trials of a study, by identity.
     """
-    start_ups = {
-        trial_id: [StartUp(run.phase_seconds, one_off={}) for run in figures.run_figures]
-        for trial_id, figures in trials.items()
-    }
-    for same_work in _phases_of_same_work(trials):
-        usual_seconds = known_median(phase.seconds for phase in same_work if not phase.has_compilation)
-        for phase in same_work:
+    start_ups: dict[str, list[StartUp]] = {}
+    for trial_id, figures in trials.items():
+        start_ups[trial_id] = [StartUp(run.phase_seconds, one_off={}) for run in figures.run_figures]
+    for phases in _phases_of_same_work(trials):
+        usual_seconds = known_median(phase.seconds for phase in phases if not phase.has_compilation)
+        for phase in phases:
             if phase.has_compilation:
                 trial_start_ups = start_ups[phase.trial.trial_id]
                 start_up = trial_start_ups[phase.run_index]
@@ -67,20 +66,21 @@ class _Phase(NamedTuple):
 
 def _phases_of_same_work(trials: Mapping[str, TrialFigures]) -> Iterator[list[_Phase]]:
     """Yield the phases of all runs that may hold a compilation, those with the same work in one list."""
-    groups: dict[tuple[str, ...], list[_Phase]] = {}
+    phases_by_work: dict[tuple[str, ...], list[_Phase]] = {}
     for figures in trials.values():
-        for name in _MAY_COMPILE:
+        for name in _COMPILING_PHASES:
             phases = [
                 _Phase(name, figures, run_index)
                 for run_index, run in enumerate(figures.run_figures)
                 if name in run.phase_seconds
             ]
             if phases:
-                groups.setdefault((name, *_work_of_phase(name, figures)), []).extend(phases)
-    yield from groups.values()
+                work = (name, *_phase_work(name, figures))
+                phases_by_work.setdefault(work, []).extend(phases)
+    yield from phases_by_work.values()
 
 
-def _work_of_phase(phase: str, figures: TrialFigures) -> tuple[str, ...]:
+def _phase_work(phase: str, figures: TrialFigures) -> tuple[str, ...]:
     """Return a key of the work in a phase: equal where runs build the same engine, or train the same first step."""
     trial = figures.trial
     if phase == "first_step":
@@ -90,17 +90,18 @@ def _work_of_phase(phase: str, figures: TrialFigures) -> tuple[str, ...]:
     return (trial.launcher, trial.train.device, trial.train.optimizer, trial.model.model_dump_json(), wrapper)
 
 
-def _without_compilation(start_up: StartUp, phase: _Phase, usual: float | None) -> StartUp:
+def _without_compilation(start_up: StartUp, phase: _Phase, usual_seconds: float | None) -> StartUp:
     """Return the start-up without the compilation in one of its phases.
 
     Args:
         start_up: the start-up.
         phase: the phase with a compilation.
-        usual: seconds of the phase without one; None where they are unknown, and then the whole phase is taken out.
+        usual_seconds: seconds of the phase without one; None where they are unknown, and then the whole phase is taken
+            out.
     """
     other_phases = {name: seconds for name, seconds in start_up.phases.items() if name != phase.name}
-    if usual is None:
+    if usual_seconds is None:
         return StartUp(other_phases, one_off={**start_up.one_off, phase.name: phase.seconds})
-    compiling_seconds = max(0.0, phase.seconds - usual)
-    phases = {**other_phases, phase.name: min(usual, phase.seconds)}
+    compiling_seconds = max(0.0, phase.seconds - usual_seconds)
+    phases = {**other_phases, phase.name: min(usual_seconds, phase.seconds)}
     return StartUp(phases, one_off={**start_up.one_off, phase.name: compiling_seconds})

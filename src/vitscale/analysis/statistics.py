@@ -84,29 +84,31 @@ class LogMean:
         return SquaredError(self.squared_error, self.freedom)
 
 
-def interval(values: Sequence[float], *, looked: int = 0, fewest: int = 2) -> Estimate:
-    """The geometric mean of one positive value per run and its 95 % interval: Student's t on the logarithms.
+def interval(values: Sequence[float], *, deciding_runs: int = 0, fewest: int = 2) -> Estimate:
+    """Return the geometric mean of one positive value per run with its 95 % interval: Student's t on the logarithms.
 
     Times are bounded below and skewed to the right; their logarithms are less so.
 
     Args:
         values: one per run, in the order of the runs.
-        looked: how many of the first runs decided how many runs there are (`analysis.runs.repeats`). What they say
-            about the spread is left out, because it was acted on.
+        deciding_runs: how many of the first runs decided how many runs there are (`analysis.runs.repeats`). What they
+            say about the spread is left out, because it was acted on.
         fewest: number of runs below which there are no bounds.
 
     Raises:
         ValueError: there is no value, or one that is not positive and finite.
     """
-    mean = log_mean(values, looked)
+    mean = log_mean(values, deciding_runs)
     if mean.runs < max(2, fewest):
         return Estimate(values[0] if mean.runs == 1 else exp_of(mean.value), note=_note(mean.runs))
-    half = t_quantile(mean.freedom) * math.sqrt(mean.squared_error)
-    return Estimate(exp_of(mean.value), exp_of(mean.value - half), exp_of(mean.value + half), note=_note(mean.runs))
+    half_width = t_quantile(mean.freedom) * math.sqrt(mean.squared_error)  # of the logarithm
+    low = exp_of(mean.value - half_width)
+    high = exp_of(mean.value + half_width)
+    return Estimate(exp_of(mean.value), low, high, note=_note(mean.runs))
 
 
 def mean_interval(values: Sequence[float], *, least: float = 0.0, most: float = math.inf) -> Estimate:
-    """The arithmetic mean of one value per run and its 95 % interval: Student's t on the values themselves.
+    """Return the arithmetic mean of one value per run with its 95 % interval: Student's t on the values themselves.
 
     This is for figures that may be 0 in a run, such as a part of a step. No interval from fewer than 3 runs.
 
@@ -123,8 +125,8 @@ def mean_interval(values: Sequence[float], *, least: float = 0.0, most: float = 
     mean = statistics.fmean(values)
     if len(values) < FEWEST_REPEATS:
         return Estimate(mean, note=_note(len(values)))
-    half = t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return Estimate(mean, max(least, mean - half), min(most, mean + half))
+    half_width = t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return Estimate(mean, max(least, mean - half_width), min(most, mean + half_width))
 
 
 def jackknife(centre: float, without: Sequence[Sequence[float]]) -> Estimate:
@@ -138,16 +140,22 @@ def jackknife(centre: float, without: Sequence[Sequence[float]]) -> Estimate:
         without: for each side the figures with one of its runs left out, each run in turn: [side][run]. There is no
             interval where a side has fewer than 3 runs.
     """
-    fewest = min(len(side) for side in without)
-    if fewest < FEWEST_REPEATS:
-        return Estimate(centre, note=_note(fewest))
-    errors = [SquaredError((len(side) - 1) * statistics.pvariance(side), len(side) - 1) for side in without]
-    half = welch_half(errors)
-    return Estimate(centre, centre - half, centre + half)
+    fewest_runs = min(len(side) for side in without)
+    if fewest_runs < FEWEST_REPEATS:
+        return Estimate(centre, note=_note(fewest_runs))
+    errors = []
+    for side in without:
+        freedom = len(side) - 1
+        # (n - 1) / n times the sum of squared deviations: n - 1 times their mean.
+        errors.append(SquaredError(freedom * statistics.pvariance(side), freedom))
+    half_width = welch_half(errors)
+    return Estimate(centre, centre - half_width, centre + half_width)
 
 
-def ratio(numerators: Sequence[float], denominators: Sequence[float], looked: tuple[int, int] = (0, 0)) -> Estimate:
-    """Ratio of two costs, each with one positive value per run, and its 95 % interval.
+def ratio(
+    numerators: Sequence[float], denominators: Sequence[float], deciding_runs: tuple[int, int] = (0, 0)
+) -> Estimate:
+    """Return the ratio of two costs, each with one positive value per run, with its 95 % interval.
 
     It is the ratio of the geometric means, with Welch's t on the logarithms: the uncertainty of both sides is in it.
     There is no interval where either side has one run.
@@ -155,32 +163,42 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float], looked: tu
     Args:
         numerators: one value per run, in the order of the runs.
         denominators: the same for the other side.
-        looked: `looked` of each side, as for `interval`.
+        deciding_runs: `deciding_runs` of each side, as for `interval`: of the numerators, of the denominators.
 
     Raises:
         ValueError: a side is empty or holds a value that is not positive and finite.
     """
-    above = log_mean(numerators, looked[0])
-    below = log_mean(denominators, looked[1])
-    difference = above.value - below.value
-    fewest = min(above.runs, below.runs)
-    if fewest == 1:
-        return Estimate(exp_of(difference), note=ONE_RUN)
-    half = welch_half([above.error, below.error])
-    return Estimate(exp_of(difference), exp_of(difference - half), exp_of(difference + half), note=_note(fewest))
+    numerator_deciding_runs, denominator_deciding_runs = deciding_runs
+    numerator = log_mean(numerators, numerator_deciding_runs)
+    denominator = log_mean(denominators, denominator_deciding_runs)
+    log_ratio = numerator.value - denominator.value
+    fewest_runs = min(numerator.runs, denominator.runs)
+    if fewest_runs == 1:
+        return Estimate(exp_of(log_ratio), note=ONE_RUN)
+    half_width = welch_half([numerator.error, denominator.error])
+    low = exp_of(log_ratio - half_width)
+    high = exp_of(log_ratio + half_width)
+    return Estimate(exp_of(log_ratio), low, high, note=_note(fewest_runs))
 
 
-def compare(seconds: Sequence[float], other_seconds: Sequence[float], looked: tuple[int, int] = (0, 0)) -> Comparison:
+def compare(
+    seconds: Sequence[float], other_seconds: Sequence[float], deciding_runs: tuple[int, int] = (0, 0)
+) -> Comparison:
     """Compare two sides, each with one cost in seconds per run: is the first faster than the second?
 
     No difference is claimed where the 95 % interval of the ratio holds 1, nor from fewer than 3 runs on a side.
-    `looked` holds a value for each side, as for `interval`.
+
+    Args:
+        seconds: costs of the first side, in the order of the runs.
+        other_seconds: costs of the second side.
+        deciding_runs: `deciding_runs` of each side, as for `interval`: of the first, of the second.
     """
-    times_as_fast = ratio(other_seconds, seconds, (looked[1], looked[0]))
+    first_deciding_runs, second_deciding_runs = deciding_runs
+    times_as_fast = ratio(other_seconds, seconds, (second_deciding_runs, first_deciding_runs))
     if times_as_fast.note:
         return Comparison(times_as_fast, "too few repeats to tell")
-    first = log_mean(seconds, looked[0])
-    second = log_mean(other_seconds, looked[1])
+    first = log_mean(seconds, first_deciding_runs)
+    second = log_mean(other_seconds, second_deciding_runs)
     p = welch_p(first.value - second.value, [first.error, second.error])
     return Comparison(times_as_fast, _direction(times_as_fast), p, p)
 
@@ -205,7 +223,7 @@ def compare_pairs(seconds: Sequence[float], other_seconds: Sequence[float]) -> C
 
 
 def _direction(times_as_fast: Estimate) -> ComparisonVerdict:
-    """The verdict of an interval on a ratio of times."""
+    """Return the verdict by the interval of how many times as fast the first side is: does it hold 1?"""
     match times_as_fast.side_of(1.0):
         case "above":
             return "faster"
@@ -225,8 +243,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
     adjusted_values = [0.0] * tests
     largest_so_far = 0.0
     indices_by_p = sorted(range(tests), key=p_values.__getitem__)
-    for smaller, index in enumerate(indices_by_p):
-        largest_so_far = max(largest_so_far, min(1.0, (tests - smaller) * p_values[index]))
+    for smaller_values, index in enumerate(indices_by_p):
+        factor = tests - smaller_values
+        largest_so_far = max(largest_so_far, min(1.0, factor * p_values[index]))
         adjusted_values[index] = largest_so_far
     return adjusted_values
 
@@ -258,30 +277,32 @@ def corrected(tests: Sequence[Tested], pairs: Sequence[Hashable]) -> list[Tested
 
 
 def finite_or_none(value: float | None) -> float | None:
-    """`value`; None where it is unknown or not finite. Records are input, and may hold anything."""
+    """Return `value`; None where it is unknown or not finite. Records are input, and may hold anything."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def known_median(values: Iterable[float | None]) -> float | None:
-    """The median of the known values; None where none is known."""
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
+    """Return the median of the known values; None where none is known."""
+    known_values = [value for value in values if value is not None]
+    return statistics.median(known_values) if known_values else None
 
 
 def known_mean(values: Iterable[float | None]) -> float | None:
-    """The mean of the known values; None where none is known."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
+    """Return the mean of the known values; None where none is known."""
+    known_values = [value for value in values if value is not None]
+    return statistics.fmean(known_values) if known_values else None
 
 
 def whole_mean(values: Sequence[float | None]) -> float | None:
-    """The mean of the values; None where any of them is unknown, or there is none."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known and len(known) == len(values) else None
+    """Return the mean of the values; None where any of them is unknown, or there is none."""
+    known_values = [value for value in values if value is not None]
+    if not known_values or len(known_values) < len(values):
+        return None
+    return statistics.fmean(known_values)
 
 
 def welch_half(errors: Sequence[SquaredError]) -> float:
-    """Half the width of the 95 % interval of a sum of independent figures, from the error of each."""
+    """Return half the width of the 95 % interval of a sum of independent figures, from the error of each."""
     squared_error = sum(error.value for error in errors)
     if squared_error <= 0:
         return 0.0
@@ -289,17 +310,20 @@ def welch_half(errors: Sequence[SquaredError]) -> float:
 
 
 def welch_p(difference: float, errors: Sequence[SquaredError]) -> float:
-    """Two-sided p-value of no difference between independent figures, from the error of each."""
+    """Return the two-sided p-value of a difference between independent figures, from the error of each.
+
+    It is the chance of so large a difference, in either direction, where there is none.
+    """
     squared_error = sum(error.value for error in errors)
     if squared_error == 0:
         return 1.0 if difference == 0 else 0.0
     return 2 * t_below(welch_freedom(errors), -abs(difference) / math.sqrt(squared_error))
 
 
-def log_mean(values: Sequence[float], looked: int = 0) -> LogMean:
-    """The mean of the logarithms of positive values, at least one.
+def log_mean(values: Sequence[float], deciding_runs: int = 0) -> LogMean:
+    """Return the mean of the logarithms of positive values, at least one.
 
-    Its spread is that of all runs; with `looked`, only what the later runs add to it.
+    Its spread is that of all runs; with `deciding_runs` (as for `interval`), only what the later runs add to it.
 
     In normal noise, what they add to the sum of squares is independent of the first runs' spread, and so is the mean of
     all runs. Hence no decision that rested on that spread makes the interval wrong. One degree of freedom less is
@@ -310,24 +334,33 @@ def log_mean(values: Sequence[float], looked: int = 0) -> LogMean:
     mean = statistics.fmean(logs)
     if runs == 1:
         return LogMean(mean, squared_error=0.0, freedom=0, runs=1)
-    if not 0 < looked < runs - 1:
+    if not 0 < deciding_runs < runs - 1:
         return LogMean(mean, squared_error=variance(logs) / runs, freedom=runs - 1, runs=runs)
-    first_logs = logs[:looked]
+    first_logs = logs[:deciding_runs]
     first_mean = statistics.fmean(first_logs)
     added_squares = sum((log - mean) ** 2 for log in logs) - sum((log - first_mean) ** 2 for log in first_logs)
-    added_variance = max(0.0, added_squares) / (runs - looked)
-    return LogMean(mean, squared_error=added_variance / runs, freedom=runs - looked - 1, runs=runs)
+    added_variance = max(0.0, added_squares) / (runs - deciding_runs)
+    return LogMean(mean, squared_error=added_variance / runs, freedom=runs - deciding_runs - 1, runs=runs)
 
 
 def variance(values: Sequence[float]) -> float:
-    """The variance of a sample, exactly 0 for equal values. `statistics.variance` takes ten times as long."""
+    """Return the variance of a sample, exactly 0 for equal values. `statistics.variance` takes ten times as long."""
     shifted = [value - values[0] for value in values]
     mean = statistics.fmean(shifted)
     return math.fsum((value - mean) ** 2 for value in shifted) / (len(values) - 1)
 
 
-def spread_within(costs: Iterable[tuple[float, ...]], prior: float, weight: float) -> tuple[float, float]:
-    """Return (standard deviation of logarithms about the mean of their own group, its degrees of freedom).
+class GroupSpread(NamedTuple):
+    """How far costs are from the mean of their group."""
+
+    deviation: float
+    """Standard deviation of their logarithms."""
+    freedom: float
+    """Its degrees of freedom."""
+
+
+def spread_within(costs: Iterable[tuple[float, ...]], prior: float, weight: float) -> GroupSpread:
+    """Return the spread of costs about the mean of their group, over all groups together, drawn towards a prior.
 
     Args:
         costs: positive costs of each group.
@@ -339,19 +372,19 @@ def spread_within(costs: Iterable[tuple[float, ...]], prior: float, weight: floa
     for group in costs:
         squares += _squares_about_mean(group)
         freedom += len(group) - 1
-    return math.sqrt(squares / freedom), freedom
+    return GroupSpread(math.sqrt(squares / freedom), freedom)
 
 
 @functools.lru_cache(maxsize=1 << 12)
 def _squares_about_mean(costs: tuple[float, ...]) -> float:
-    """Sum of the logarithms' squared deviations; cached, as advice asks for each trial's a hundred times."""
+    """Return the sum of the logarithms' squared deviations; cached, as advice asks for each trial's a hundred times."""
     logs = [math.log(cost) for cost in costs]
     mean = statistics.fmean(logs)
     return sum((log - mean) ** 2 for log in logs)
 
 
 def welch_freedom(errors: Sequence[SquaredError]) -> float:
-    """Welch-Satterthwaite's degrees of freedom of a sum of independent figures, from the error of each, not all 0.
+    """Return Welch-Satterthwaite's degrees of freedom of a sum of independent figures, whose errors are not all 0.
 
     It is worked out in shares of the whole squared error: squares of tiny ones underflow.
     """
@@ -360,6 +393,7 @@ def welch_freedom(errors: Sequence[SquaredError]) -> float:
 
 
 def _logs(values: Sequence[float]) -> list[float]:
+    """Return the logarithms of positive costs, at least one; raise ValueError for others."""
     if not values:
         raise ValueError("no values: a figure needs at least one run")
     if not all(math.isfinite(value) and value > 0 for value in values):
@@ -368,7 +402,7 @@ def _logs(values: Sequence[float]) -> list[float]:
 
 
 def exp_of(log: float) -> float:
-    """`math.exp`; infinity on overflow, as for the bound of a two-run interval."""
+    """Return `math.exp`; infinity on overflow, as for the bound of a two-run interval."""
     try:
         return math.exp(log)
     except OverflowError:
@@ -386,21 +420,21 @@ def _note(runs: int) -> str:
 
 
 def t_below(freedom: float, value: float) -> float:
-    """The chance that Student's t with `freedom` degrees of freedom is below `value`."""
+    """Return the chance that Student's t with `freedom` degrees of freedom is below `value`."""
     from scipy.special import stdtr
 
     return float(stdtr(freedom, value))
 
 
 def t_quantile(freedom: float, share: float = (1 + CONFIDENCE) / 2) -> float:
-    """The value below which `share` of Student's t lies; by default both 2.5 % tails are outside."""
+    """Return the value below which `share` of Student's t lies; by default both 2.5 % tails are outside."""
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, share))
 
 
 def f_above(numerator_freedom: float, denominator_freedom: float, value: float) -> float:
-    """The chance that F with these degrees of freedom is above `value`, which is at least 0."""
+    """Return the chance that F with these degrees of freedom is above `value`, which is at least 0."""
     from scipy.special import fdtrc
 
     return float(fdtrc(numerator_freedom, denominator_freedom, value))

@@ -11,14 +11,14 @@ from vitscale.analysis.learning.convergence import convergence
 from vitscale.analysis.quality.measurement import clock_anomalies
 from vitscale.analysis.quality.shares import explained_rank_speeds
 from vitscale.analysis.runs.environments import RunEnvironment, differences, largest_like_group, run_environments
-from vitscale.analysis.runs.figures import LEARNED, EpochFigures, LossByStep, RunFigures, all_run_figures
+from vitscale.analysis.runs.figures import LEARNING_FIGURES, EpochFigures, LossByStep, RunFigures, all_run_figures
 from vitscale.analysis.runs.repeats import (
     Components,
     allocation_of,
     clusters_of,
     components,
+    count_deciding_runs,
     groups,
-    looked_at,
     observations,
 )
 from vitscale.analysis.runs.resources import resource_figures
@@ -54,8 +54,9 @@ def summarise(
     sample = _sample(runs, figures_by_run, target_ci)
 
     def over_runs(values: Sequence[float | None]) -> Estimate | None:
-        known_values = observations(values, sample.clusters)
-        return interval(known_values, looked=sample.looked) if known_values else None
+        """The geometric mean of one value per run, with its interval; None where no run has the figure."""
+        observed_values = observations(values, sample.clusters)
+        return interval(observed_values, deciding_runs=sample.deciding_runs) if observed_values else None
 
     outcome = _outcome(all_runs)
     explained = _breakdown(runs, figures_by_run, sample)
@@ -79,11 +80,11 @@ def summarise(
         loss_by_step=_mean_loss_by_step([figures.loss_by_step for figures in figures_by_run]),
         peak_bytes=_peak_bytes(figures_by_run),
         breakdown=explained,
-        resources=resource_figures(runs, figures_by_run, sample.clusters, sample.looked),
+        resources=resource_figures(runs, figures_by_run, sample.clusters, sample.deciding_runs),
         convergence=convergence(runs, figures_by_run, sample.clusters),
         traffic=_traffic(trial, runs, figures_by_run, sample),
         checkpoint=checkpoint_cost(runs),
-        looked=sample.looked,
+        deciding_runs=sample.deciding_runs,
         allocations=sample.allocations,
         components=sample.components,
         clock_anomalies=_last_clock_anomalies(runs),
@@ -99,7 +100,8 @@ class _CombinedRuns(NamedTuple):
     runs: tuple[Run, ...]
     """In the order of repeats."""
     environment: RunEnvironment | None
-    """Hardware and software of the first of them; None without a run."""
+    """Hardware and software of the first of them, which the others share unless unlike runs are combined; None without
+    a run."""
     left_out: tuple[str, ...]
     """Why each other completed run does not count with them."""
 
@@ -111,15 +113,16 @@ def _combined_runs(all_runs: Sequence[Run], combine_unlike: bool) -> _CombinedRu
         return _CombinedRuns(runs=(), environment=None, left_out=())
     completed.sort(key=lambda run: run.header.repeat)
     environments = run_environments(completed)
-    all_indices = list(range(len(completed)))
-    combined_indices = all_indices if combine_unlike else largest_like_group(environments)
-    environment = environments[combined_indices[0]]
+    # Indices in `completed`.
+    combined = list(range(len(completed))) if combine_unlike else largest_like_group(environments)
+    environment = environments[combined[0]]
+    runs = tuple(completed[index] for index in combined)
     left_out = []
-    for index in all_indices:
-        if index not in combined_indices:
+    for index, run in enumerate(completed):
+        if index not in combined:
             reasons = "; ".join(differences(environment, environments[index]))
-            left_out.append(f"repeat {completed[index].header.repeat + 1}: {reasons}")
-    return _CombinedRuns(tuple(completed[index] for index in combined_indices), environment, tuple(left_out))
+            left_out.append(f"repeat {run.header.repeat + 1}: {reasons}")
+    return _CombinedRuns(runs, environment, tuple(left_out))
 
 
 class _Sample(NamedTuple):
@@ -131,7 +134,7 @@ class _Sample(NamedTuple):
     """The spread between allocations and inside them."""
     clusters: tuple[tuple[int, ...], ...]
     """Indices of the runs of each observation."""
-    looked: int
+    deciding_runs: int
     """Number of first runs that decided how many there are; 0 where none did."""
 
 
@@ -139,17 +142,17 @@ def _sample(runs: Sequence[Run], figures: Sequence[RunFigures], target_ci: float
     """Return what counts as an observation among a trial's runs, by their epoch times and their allocations."""
     allocations = groups([allocation_of(run) for run in runs])
     epoch_seconds = [run_figures.epoch_seconds for run_figures in figures]
-    known_by_allocation = []
-    for runs_of_allocation in allocations:
-        seconds_of_runs = [epoch_seconds[run] for run in runs_of_allocation]
-        known_by_allocation.append([seconds for seconds in seconds_of_runs if seconds is not None])
-    spread = components(known_by_allocation)
+    seconds_by_allocation = []
+    for allocation in allocations:
+        seconds_of_runs = [epoch_seconds[run] for run in allocation]
+        seconds_by_allocation.append([seconds for seconds in seconds_of_runs if seconds is not None])
+    spread = components(seconds_by_allocation)
     clusters = clusters_of(len(runs), allocations, spread)
-    looked = 0
-    is_run_observation = len(clusters) == len(runs)
-    if is_run_observation:  # `target_ci` counts runs, and decides nothing where allocations are the observations
-        looked = looked_at([seconds for seconds in epoch_seconds if seconds], target_ci)
-    return _Sample(allocations, spread, clusters, looked)
+    deciding_runs = 0
+    is_each_run_observation = len(clusters) == len(runs)
+    if is_each_run_observation:  # `target_ci` counts runs, and decides nothing where allocations are the observations
+        deciding_runs = count_deciding_runs([seconds for seconds in epoch_seconds if seconds], target_ci)
+    return _Sample(allocations, spread, clusters, deciding_runs)
 
 
 def _breakdown(runs: Sequence[Run], figures: Sequence[RunFigures], sample: _Sample) -> Breakdown | None:
@@ -164,7 +167,7 @@ def _traffic(trial: Trial, runs: Sequence[Run], figures: Sequence[RunFigures], s
     """Return what an optimizer step of the trial sends; None where no run recorded it."""
     ranks_share_model = trial.parallel.pipeline * trial.parallel.sequence > 1
     reason = exchanges_unknown(trial) if trial.world.size > 1 else ""
-    return traffic(runs, figures, sample.clusters, unlike=ranks_share_model, exchanges_unknown=reason)
+    return traffic(runs, figures, sample.clusters, ranks_differ=ranks_share_model, exchanges_unknown=reason)
 
 
 def _peak_bytes(figures: Sequence[RunFigures]) -> int | None:
@@ -183,22 +186,26 @@ def _last_clock_anomalies(runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def _failures(all_runs: Sequence[Run]) -> tuple[Failure, ...]:
-    failed = [run for run in all_runs if run.outcome.kind != "completed"]
-    return tuple(
-        Failure(
-            repeat=run.header.repeat,
-            kind=run.outcome.kind,
-            reason=run.outcome.reason,
-            rank=run.outcome.rank,
-            detail=run.outcome.detail,
-            log=run.header.log,
+    """Return the failure of each run that did not complete."""
+    failures = []
+    for run in all_runs:
+        if run.outcome.kind == "completed":
+            continue
+        failures.append(
+            Failure(
+                repeat=run.header.repeat,
+                kind=run.outcome.kind,
+                reason=run.outcome.reason,
+                rank=run.outcome.rank,
+                detail=run.outcome.detail,
+                log=run.header.log,
+            )
         )
-        for run in failed
-    )
+    return tuple(failures)
 
 
 def _epoch_seconds_source(figures: Sequence[RunFigures]) -> PaceSource | None:
-    """Return what the epoch time rests on: whole epochs if that of any run does; None without an epoch time."""
+    """Return what the epoch time derives from: "epochs" if that of any run does; None without an epoch time."""
     sources = {run_figures.pace.source for run_figures in figures if run_figures.epoch_seconds is not None}
     if "epochs" in sources:
         return "epochs"
@@ -215,18 +222,19 @@ class _TrialOutcome(NamedTuple):
 
 
 def _outcome(all_runs: Sequence[Run]) -> _TrialOutcome:
-    """Return the outcome of a trial: completed if any run is, else that of the last run."""
+    """Return the outcome of a trial: completed if any run is, else that of the run that began last."""
     if not all_runs:
         return _TrialOutcome(kind=None, reason=NOT_RUN_YET)
-    in_time = sorted(all_runs, key=lambda run: run.outcome.started_unix_seconds)
-    failed = [run.outcome for run in in_time if run.outcome.kind != "completed"]
-    if not failed:
+    runs_by_start = sorted(all_runs, key=lambda run: run.outcome.started_unix_seconds)
+    failures = [run.outcome for run in runs_by_start if run.outcome.kind != "completed"]
+    if not failures:
         return _TrialOutcome("completed", reason="")
-    last = failed[-1]
-    if len(failed) == len(all_runs):
-        return _TrialOutcome(last.kind, last.reason)
-    kinds = " and ".join(sorted({outcome.kind for outcome in failed}))
-    return _TrialOutcome("completed", f"{len(failed)} of {len(all_runs)} repeats ended in {kinds}: {last.reason}")
+    last_failure = failures[-1]
+    if len(failures) == len(all_runs):
+        return _TrialOutcome(last_failure.kind, last_failure.reason)
+    kinds = " and ".join(sorted({failure.kind for failure in failures}))
+    reason = f"{len(failures)} of {len(all_runs)} repeats ended in {kinds}: {last_failure.reason}"
+    return _TrialOutcome("completed", reason)
 
 
 def _mean_epochs(figures: Sequence[RunFigures]) -> tuple[EpochFigures, ...]:
@@ -255,22 +263,25 @@ def _mean_epoch(epochs: Sequence[EpochFigures]) -> EpochFigures:
         elapsed_seconds=known_median(epoch.elapsed_seconds for epoch in epochs),
         complete=all(epoch.complete for epoch in epochs),
         runs=len(epochs),
-        **{name: whole_mean([getattr(epoch, name) for epoch in epochs]) for name in LEARNED},
+        **{name: whole_mean([getattr(epoch, name) for epoch in epochs]) for name in LEARNING_FIGURES},
     )
 
 
 def _mean_loss_by_step(by_run: Sequence[LossByStep]) -> LossByStep:
     """Return the loss of each step, mean over the runs that have the step.
 
-    `LossByStep.means` takes an array of (runs, rows, steps): here of 1 run, with a row for each run of the trial.
+    `LossByStep.means` averages over the second axis of (runs, ranks, steps). Here the trial's runs lie along that axis,
+    and the first one has length 1.
     """
     have_same_steps = all(np.array_equal(losses.step, by_run[0].step) for losses in by_run)
     if by_run and have_same_steps:
         losses_by_run = np.stack([losses.loss for losses in by_run])  # (runs of the trial, steps)
         return LossByStep.means(by_run[0].step, losses_by_run[np.newaxis])[0]
+    # The steps and losses of all runs one after the other; without runs, empty arrays.
     all_steps = np.concatenate([np.array([], dtype=np.int64), *(losses.step for losses in by_run)])
     all_losses = np.concatenate([np.array([]), *(losses.loss for losses in by_run)])
-    steps, positions = np.unique(all_steps, return_inverse=True)  # each line's position in `steps`
+    steps, positions = np.unique(all_steps, return_inverse=True)  # all_steps[k] is steps[positions[k]]
     totals = np.bincount(positions, weights=all_losses, minlength=len(steps))
     counts = np.bincount(positions, minlength=len(steps))
-    return LossByStep.means(steps, (totals / counts)[np.newaxis, np.newaxis])[0]
+    mean_losses = totals / counts  # (steps,)
+    return LossByStep.means(steps, mean_losses[np.newaxis, np.newaxis])[0]

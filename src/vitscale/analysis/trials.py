@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,18 +16,18 @@ from typing import Literal, NamedTuple, Self
 from vitscale.analysis.learning.convergence import Convergence
 from vitscale.analysis.runs.environments import RunEnvironment, differences
 from vitscale.analysis.runs.figures import PHASES, EpochFigures, LossByStep, RunFigures
-from vitscale.analysis.runs.repeats import Components, clusters_of, looked_at, observations
+from vitscale.analysis.runs.repeats import Components, clusters_of, count_deciding_runs, observations
 from vitscale.analysis.runs.resources import ResourceFigures
 from vitscale.analysis.runs.steps import PaceSource
 from vitscale.analysis.statistics import known_mean, known_median
 from vitscale.analysis.time.breakdown import Breakdown, mean_breakdown
 from vitscale.analysis.time.traffic import Traffic
 from vitscale.present.estimate import Estimate
-from vitscale.store.records import CheckpointLine, EpochLine
+from vitscale.store.records import CheckpointLine, EpochLine, RankRecord
 from vitscale.store.results import OutcomeKind, Run
 from vitscale.trial.trial import Trial, samples_used
 
-_UNLIKE_DATASETS = 0.05
+_LARGEST_SAMPLES_DIFFERENCE = 0.05
 """Share by which the recorded sizes of one dataset may differ: some logs give steps x batch."""
 
 
@@ -46,7 +47,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class CheckpointCost:
-    """Medians over runs."""
+    """What a checkpoint costs: in one run, or the median over runs."""
 
     save_seconds: float
     """Seconds until the last rank has its files on the disk."""
@@ -58,22 +59,26 @@ class CheckpointCost:
 
 def checkpoint_cost(runs: Sequence[Run]) -> CheckpointCost | None:
     """Return the cost of a checkpoint; None where no run measured it (`measure.checkpoint`)."""
-    lines_by_run = []
+    cost_by_run = []
     for run in runs:
         lines = [rank.checkpoint for rank in run.ranks if rank.checkpoint is not None]
         if lines:
-            lines_by_run.append(lines)
-    if not lines_by_run:
+            cost_by_run.append(_run_checkpoint_cost(lines))
+    if not cost_by_run:
         return None
-
-    def median_of_largest(figure: Callable[[CheckpointLine], float]) -> float:
-        """The largest figure of each run's ranks, median over runs."""
-        return statistics.median(max(figure(line) for line in lines) for lines in lines_by_run)
-
     return CheckpointCost(
-        save_seconds=median_of_largest(lambda line: line.save_seconds),
-        load_seconds=median_of_largest(lambda line: line.load_seconds),
-        bytes=median_of_largest(lambda line: line.bytes),
+        save_seconds=statistics.median(cost.save_seconds for cost in cost_by_run),
+        load_seconds=statistics.median(cost.load_seconds for cost in cost_by_run),
+        bytes=statistics.median(cost.bytes for cost in cost_by_run),
+    )
+
+
+def _run_checkpoint_cost(lines: Sequence[CheckpointLine]) -> CheckpointCost:
+    """Return the cost of one run's checkpoint: the largest of each figure over its ranks, of at least one rank."""
+    return CheckpointCost(
+        save_seconds=max(line.save_seconds for line in lines),
+        load_seconds=max(line.load_seconds for line in lines),
+        bytes=max(line.bytes for line in lines),
     )
 
 
@@ -100,25 +105,41 @@ class LoaderFigures:
 
     images_per_second: float | None = None
     """Rate at which a loader reads, median over ranks and epochs."""
-    on_the_cores: float | None = None
-    """Seconds that a rank's loader is at work per second of its cores, median over ranks and epochs. None also on GPUs,
-    whose hosts' cores compute nothing else, and without loader threads."""
+    share_of_cores: float | None = None
+    """Share of the time of a rank's cores that its loader threads are at work, median over ranks and epochs. None also
+    on GPUs, whose hosts' cores compute nothing else, and without loader threads."""
     decoding_share: float | None = None
     """Share of the loader threads' time that decoding took; None where any record lacks it."""
 
     @classmethod
     def of(cls, trial: Trial, runs: Sequence[Run]) -> LoaderFigures:
         """Work out the figures from the epochs of all ranks of a trial's runs."""
-        lines = [line for run in runs for rank in run.ranks for line in rank.epochs]
-        work_by_line = [_loader_work(line) for line in lines]
-        work = [work_of_line for work_of_line in work_by_line if work_of_line is not None]
-        loads_beside_training = trial.train.device == "cpu" and trial.data.workers > 0
-        is_work_complete = len(work) == len(lines)
+        epoch_lines = _epoch_lines(runs)
+        recorded_work = []
+        for line in epoch_lines:
+            work = _loader_work(line)
+            if work is not None:
+                recorded_work.append(work)
+        share_of_cores = None
+        if trial.train.device == "cpu" and trial.data.workers > 0:  # loader threads take cores from training
+            share_of_cores = _share_of_cores(recorded_work, cores=trial.world.threads_per_rank)
+        decoding_share = None
+        if len(recorded_work) == len(epoch_lines):
+            decoding_share = _decoding_share(recorded_work)
         return cls(
-            images_per_second=known_median(line.loader_images_per_second for line in lines),
-            on_the_cores=_share_of_cores(work, trial.world.threads_per_rank) if loads_beside_training else None,
-            decoding_share=_decoding_share(work) if is_work_complete else None,
+            images_per_second=known_median(line.loader_images_per_second for line in epoch_lines),
+            share_of_cores=share_of_cores,
+            decoding_share=decoding_share,
         )
+
+
+def _epoch_lines(runs: Sequence[Run]) -> list[EpochLine]:
+    """Return the epoch lines of all ranks of all runs."""
+    lines: list[EpochLine] = []
+    for run in runs:
+        for rank in run.ranks:
+            lines += rank.epochs
+    return lines
 
 
 class _LoaderWork(NamedTuple):
@@ -131,6 +152,7 @@ class _LoaderWork(NamedTuple):
 
 
 def _loader_work(line: EpochLine) -> _LoaderWork | None:
+    """Return the work that an epoch line records; None where it lacks a part of it."""
     if line.loader_reading_seconds is None or line.loader_decoding_seconds is None:
         return None
     return _LoaderWork(line.loader_reading_seconds, line.loader_decoding_seconds, line.seconds)
@@ -180,6 +202,7 @@ class TrialFigures:
     outcome: OutcomeKind | None
     """None: the trial has no run yet."""
     reason: str
+    """How runs ended that did not complete, in words; empty where all completed."""
     run_figures: tuple[RunFigures, ...]
     """Figures of each completed run that was combined."""
     recorded_runs: tuple[Run, ...]
@@ -187,15 +210,19 @@ class TrialFigures:
     runs_done: int
     """Runs with an outcome of any kind."""
     left_out: tuple[str, ...]
-    """Why completed runs were not combined with the others."""
+    """For each completed run that was not combined with the others, why: "repeat 2: device: ..."."""
     failures: tuple[Failure, ...]
     environment: RunEnvironment | None
+    """Hardware and software of the combined runs; None where no run completed."""
     step_seconds: Estimate | None
+    """Mean seconds of a whole step, by the timed steps of each run."""
     images_per_second: Estimate | None
-    """Multiplied by `epoch_seconds` it gives the images trained in an epoch, where the size of the dataset is known."""
+    """Images of all ranks. Multiplied by `epoch_seconds` it gives the images trained in an epoch, where the size of the
+    dataset is known."""
     epoch_seconds: Estimate | None
     """Seconds of a steady epoch: the pace of timed steps, times the steps of an epoch (`RunFigures.epoch_seconds`)."""
     epoch_seconds_source: PaceSource | None
+    """What `epoch_seconds` derives from; None without it."""
     elapsed_epoch_seconds: Estimate | None
     """Seconds from barrier to barrier, slow steps included, from each run's median epoch of light steps alone."""
     epochs: tuple[EpochFigures, ...]
@@ -203,6 +230,7 @@ class TrialFigures:
     loss_by_step: LossByStep
     """Mean over runs."""
     peak_bytes: int | None
+    """Peak of memory of the rank and run that needed most."""
     breakdown: Breakdown | None
     """The parts of a step's time; None where no step was explained."""
     resources: ResourceFigures | None
@@ -213,7 +241,7 @@ class TrialFigures:
     """What an optimizer step sends; None where no run recorded it."""
     checkpoint: CheckpointCost | None
     """What a checkpoint takes; None where no run measured it."""
-    looked: int
+    deciding_runs: int
     """Number of first runs that decided how many runs there are (`vitscale.analysis.runs.repeats`)."""
     allocations: tuple[tuple[int, ...], ...]
     """Indices in `run_figures` of the runs of each allocation, or of the same hosts; empty without runs."""
@@ -229,16 +257,19 @@ class TrialFigures:
 
     @property
     def batch_known(self) -> bool:
-        """Whether the micro-batch is known. An import that does not give it has 1 instead, and says so in its runs; one
-        of early format 11 says nothing, and has steps without images."""
+        """Whether the micro-batch is known.
+
+        An import that does not give it has 1 instead, and its runs record that (`batch_told`). One of early format 11
+        records nothing, and has steps without images.
+        """
         if self.trial.origin is None or self.trial.train.micro_batch > 1:
             return True
         imports = [run.header.imported for run in self.recorded_runs if run.header.imported]
         statements = [imported.batch_told for imported in imports if imported.batch_told is not None]
         if statements:
             return any(statements)
-        ranks = [rank for run in self.recorded_runs for rank in run.ranks]
-        has_images = any(line.images for rank in ranks for line in rank.steps)
+        ranks = list(itertools.chain.from_iterable(run.ranks for run in self.recorded_runs))
+        has_images = any(_has_images(rank) for rank in ranks)
         return has_images or any(rank.epochs for rank in ranks)
 
     @property
@@ -246,14 +277,14 @@ class TrialFigures:
         """Whether a whole run stands for an epoch: its script recorded no step, and left no trace of any."""
         if self.trial.train.script is None:
             return False  # without a look at its ranks' lines, which would be read from disk for it
-        epochs = [line for run in self.recorded_runs for rank in run.ranks for line in rank.epochs]
-        return any(line.steps is None for line in epochs)
+        return any(line.steps is None for line in _epoch_lines(self.recorded_runs))
 
     @cached_property
     def observed_costs(self) -> list[float]:
         """Epoch seconds of each observation: a run, or an allocation with its runs where allocations differ.
 
-        Where no run has them, the seconds of one image times the share of the images that is trained (`of_rates`).
+        Where no run has them (`has_rates_alone`), the seconds of one image times the share of the images that is
+        trained.
         """
         return observations(self.run_costs, self.clusters)
 
@@ -261,10 +292,10 @@ class TrialFigures:
     def run_costs(self) -> list[float | None]:
         """Epoch seconds of each of `run_figures`; None for a run that has none.
 
-        Where no run has them, the seconds of one image by each run's rate, times the share of the images that is
-        trained (`of_rates`).
+        Where no run has them (`has_rates_alone`), the seconds of one image by each run's rate, times the share of the
+        images that is trained.
         """
-        if not self.of_rates:
+        if not self.has_rates_alone:
             return [run.epoch_seconds for run in self.run_figures]
         trained_share = self.trial.data.fraction
         return [trained_share / run.images_per_second if run.images_per_second else None for run in self.run_figures]
@@ -274,13 +305,17 @@ class TrialFigures:
         """Seconds of a whole step of each observation, as `observed_costs`."""
         return observations([run.step_seconds for run in self.run_figures], self.clusters)
 
-    def unlike(self, other: TrialFigures, combine: bool = False) -> tuple[str, ...]:
+    def reasons_not_to_compare(self, other: TrialFigures, combine: bool = False) -> tuple[str, ...]:
         """Return why the times of two trials must not be compared; empty where no reason is known.
 
-        Reasons are an epoch's time against a rate of images alone and, unless `combine`, unlike surroundings
-        (`differences`) and, among imports, datasets of markedly unlike size.
+        It is a reason that one has the time of an epoch, and the other a rate of images alone. So are other hardware or
+        software (`differences`), and among imports datasets of markedly other size.
+
+        Args:
+            other: the other trial.
+            combine: whether trials are compared also where hardware, software or datasets differ.
         """
-        if self.of_rates != other.of_rates:
+        if self.has_rates_alone != other.has_rates_alone:
             return ("one tells the time of an epoch, the other images/s alone",)
         if combine:
             return ()
@@ -303,7 +338,7 @@ class TrialFigures:
 
     @property
     def clusters(self) -> tuple[tuple[int, ...], ...]:
-        """The runs of each observation, by their index in `run_figures`."""
+        """The runs of each observation, by their index in `run_figures`: ((0, 1), (2,)) are two of three runs."""
         return clusters_of(len(self.run_figures), self.allocations, self.components)
 
     @property
@@ -312,8 +347,8 @@ class TrialFigures:
         return [run.epoch_seconds for run in self.run_figures if run.epoch_seconds is not None]
 
     @property
-    def of_rates(self) -> bool:
-        """Whether its runs have images/s alone, and none has the time of an epoch."""
+    def has_rates_alone(self) -> bool:
+        """Whether some run has images/s, and none has the time of an epoch."""
         return not self.epoch_costs and any(run.images_per_second for run in self.run_figures)
 
     @property
@@ -365,11 +400,16 @@ class TrialFigures:
         return self.trial.model_name or "unknown model"
 
 
+def _has_images(rank: RankRecord) -> bool:
+    """Whether any step of a rank records images."""
+    return any(line.images for line in rank.steps)
+
+
 def _have_like_size(samples: int | None, other_samples: int | None) -> bool:
     """Whether two recorded sizes may be those of one dataset; True where either is unknown."""
     if samples is None or other_samples is None:
         return True
-    return max(samples, other_samples) <= (1 + _UNLIKE_DATASETS) * min(samples, other_samples)
+    return max(samples, other_samples) <= (1 + _LARGEST_SAMPLES_DIFFERENCE) * min(samples, other_samples)
 
 
 @dataclass(frozen=True)
@@ -405,7 +445,7 @@ class TrialResult(TrialFigures):
 
     @property
     def drifts(self) -> bool:
-        """Whether it computes something else than the others, so that its times stand for other work."""
+        """Whether its loss differs from that of a trial that must compute the same: its times stand for other work."""
         return self.drift.status == "drifts"
 
     @cached_property
@@ -413,7 +453,8 @@ class TrialResult(TrialFigures):
         """The seconds that each observation needs for all images: the basis of speedups, efficiencies and comparisons.
 
         They are an epoch's seconds, scaled up for the images that `drop_last` leaves out. Where no run has those of an
-        epoch, they are those of one image times the share that is trained (`of_rates`). Empty where the trial drifts.
+        epoch (`has_rates_alone`), they are those of one image times the share that is trained. Empty where the trial
+        drifts.
         """
         if self.drifts:
             return []
@@ -429,16 +470,20 @@ class TrialResult(TrialFigures):
             dropped: indices in `run_figures` of the runs to leave out.
         """
         remaining = [run for run in range(len(self.run_figures)) if run not in dropped]
-        fewer = replace(
+        trial_of_remaining = replace(
             self,
             run_figures=tuple(self.run_figures[run] for run in remaining),
             start_ups=tuple(self.start_ups[run] for run in remaining),
             allocations=_renumbered(self.allocations, remaining),
         )
         if self.breakdown is None:
-            return fewer
-        by_run = [self.breakdown.by_run[run] for run in remaining]
-        return replace(fewer, breakdown=mean_breakdown(by_run, fewer.clusters, self.breakdown.typical.rank))
+            return trial_of_remaining
+        breakdown = mean_breakdown(
+            [self.breakdown.by_run[run] for run in remaining],
+            trial_of_remaining.clusters,
+            self.breakdown.typical.rank,
+        )
+        return replace(trial_of_remaining, breakdown=breakdown)
 
 
 def _renumbered(allocations: Sequence[Sequence[int]], remaining: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -457,7 +502,7 @@ def _renumbered(allocations: Sequence[Sequence[int]], remaining: Sequence[int]) 
 
 TargetStatus = Literal["reached", "open", "stopped", "failed", "untimed"]
 """reached: it has as many runs as its first ones asked for. open: another run is wanted. stopped: not reached with as
-many runs as are allowed. failed: a run did not complete, so none is added. untimed: its runs tell no epoch time."""
+many runs as are allowed. failed: a run did not complete, so none is added. untimed: no run has an epoch time."""
 
 
 def target_status(figures: TrialFigures, target_ci: float, max_repeats: int) -> TargetStatus:
@@ -472,6 +517,6 @@ def target_status(figures: TrialFigures, target_ci: float, max_repeats: int) -> 
         return "failed"
     if figures.run_figures and not figures.epoch_costs:
         return "untimed"
-    if looked_at(figures.epoch_costs, target_ci):
+    if count_deciding_runs(figures.epoch_costs, target_ci):
         return "reached"
     return "stopped" if figures.runs_done >= max_repeats else "open"

@@ -46,15 +46,17 @@ from vitscale.analysis.statistics import (
 from vitscale.base.arrays import FloatArray
 from vitscale.present.estimate import Estimate
 
-_ERROR = 1 - CONFIDENCE
-_OUTER_ERROR = _ERROR / 10
-"""Error of the simultaneous interval that bounds the conditional one: the share that the paper recommends."""
-_HALVINGS = 60
+_TEST_LEVEL = 1 - CONFIDENCE
+"""Share of studies in which an interval misses, or a test errs: 5 %."""
+_OUTER_LEVEL = _TEST_LEVEL / 10
+"""The same for the simultaneous interval that bounds the conditional one: the share that the paper recommends."""
+_BISECTION_STEPS = 60
 """Steps of a bisection: more than a double has digits."""
-_GRID_REACH = 8.0
-"""Standard errors on either side of a mean over which the bias is integrated."""
+_GRID_ERRORS = 8.0
+"""Number of standard errors on either side of a mean over which the bias is integrated."""
 _GRID_POINTS = 401
-_TRIALS_AT_ONCE = 256
+_TRIALS_PER_PIECE = 256
+"""Number of trials whose densities are in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def winner(costs: Sequence[Sequence[float]], deciding_runs: Sequence[int] = (), 
 
     Args:
         costs: of each trial one positive cost per run, all in one unit.
-        deciding_runs: how many of the first runs of each trial decided how many runs it has (`looked` of
+        deciding_runs: how many of the first runs of each trial decided how many runs it has (`deciding_runs` of
             `statistics.interval`); empty: none, for the number of runs was fixed.
         correct: whether to correct its cost, which takes a second for some thousand trials.
 
@@ -84,19 +86,15 @@ def winner(costs: Sequence[Sequence[float]], deciding_runs: Sequence[int] = (), 
     """
     if not costs:
         raise ValueError("no trials: one must be chosen from at least one")
-    if not deciding_runs:
-        deciding_runs = [0] * len(costs)
-    means = [log_mean(values, looked) for values, looked in zip(costs, deciding_runs, strict=True)]
+    deciding_runs_by_trial = deciding_runs or [0] * len(costs)
+    means = []
+    for trial_costs, trial_deciding_runs in zip(costs, deciding_runs_by_trial, strict=True):
+        means.append(log_mean(trial_costs, trial_deciding_runs))
     best = min(range(len(means)), key=lambda position: means[position].value)
     if means[best].runs < FEWEST_REPEATS:
         return Winner(best, (), is_tested=False, corrected=None)
-    is_to_correct = correct and len(means) > 1
-    return Winner(
-        best,
-        _rivals(means, best),
-        is_tested=True,
-        corrected=_corrected(means, best) if is_to_correct else None,
-    )
+    corrected_cost = _corrected_cost(means, best) if correct and len(means) > 1 else None
+    return Winner(best, _rivals(means, best), is_tested=True, corrected=corrected_cost)
 
 
 @dataclass(frozen=True)
@@ -107,13 +105,13 @@ class _Noise:
     freedom: int
 
     def error_of(self, mean: LogMean) -> float:
-        """Standard error of a trial's mean."""
+        """Return the standard error of a trial's mean logarithm, if its runs have this noise."""
         return self.deviation / math.sqrt(mean.runs)
 
 
 def _rivals(means: Sequence[LogMean], best: int) -> tuple[int, ...]:
     """Return the positions of the trials that are not significantly slower than the best, the cheapest first."""
-    noise = _pooled(means)
+    noise = _pooled_noise(means)
     tests = len(means) - 1
     rivals = []
     for position, mean in enumerate(means):
@@ -135,18 +133,18 @@ def _is_slower(trial: LogMean, best: LogMean, noise: _Noise, *, tests: int) -> b
     if trial.runs < FEWEST_REPEATS:
         trial_error = SquaredError(noise.error_of(trial) ** 2, noise.freedom)
     one_sided_p = welch_p(trial.value - best.value, [trial_error, best.error]) / 2  # it is above the best one's anyway
-    return tests * one_sided_p < _ERROR
+    return tests * one_sided_p < _TEST_LEVEL
 
 
-def _corrected(means: Sequence[LogMean], best: int) -> Estimate:
+def _corrected_cost(means: Sequence[LogMean], best: int) -> Estimate:
     """Return the winner's cost with its interval, corrected for having been chosen.
 
     Args:
         means: of two trials or more.
         best: position of the winner.
     """
-    close = _close_to(means, best)
-    noise = _pooled([means[position] for position in close])
+    close = _trials_near_best(means, best)
+    noise = _pooled_noise([means[position] for position in close])
     value = means[best].value
     if noise.deviation == 0:
         return Estimate(exp_of(value), exp_of(value), exp_of(value))
@@ -159,17 +157,17 @@ def _corrected(means: Sequence[LogMean], best: int) -> Estimate:
     return Estimate(exp_of(expected), exp_of(low), exp_of(high))
 
 
-def _pooled(means: Sequence[LogMean]) -> _Noise:
+def _pooled_noise(means: Sequence[LogMean]) -> _Noise:
     """Return the noise of one run, from the spread of runs within each trial; at least one trial must have two runs."""
     freedom = sum(mean.freedom for mean in means)
     squares = sum(mean.freedom * mean.squared_error * mean.runs for mean in means)
     return _Noise(math.sqrt(squares / freedom), freedom)
 
 
-def _close_to(means: Sequence[LogMean], best: int) -> list[int]:
+def _trials_near_best(means: Sequence[LogMean], best: int) -> list[int]:
     """Return the positions of the winner and of all trials that pooled noise does not tell apart from it."""
-    noise = _pooled(means)
-    limit = t_quantile(noise.freedom, 1 - _ERROR / (len(means) - 1))
+    noise = _pooled_noise(means)
+    limit = t_quantile(noise.freedom, 1 - _TEST_LEVEL / (len(means) - 1))
     close = [best]
     for position, mean in enumerate(means):
         error = math.hypot(noise.error_of(mean), noise.error_of(means[best]))
@@ -194,8 +192,8 @@ def _hybrid_interval(means: Sequence[LogMean], best: int, noise: _Noise) -> _Int
     observed = means[best].value
     error = noise.error_of(means[best])
     runner_up = min(mean.value for position, mean in enumerate(means) if position != best)
-    reach = error * t_quantile(noise.freedom, 1 - _OUTER_ERROR / (2 * len(means)))
-    tail = (_ERROR - _OUTER_ERROR) / (1 - _OUTER_ERROR) / 2
+    reach = error * t_quantile(noise.freedom, 1 - _OUTER_LEVEL / (2 * len(means)))
+    tail = (_TEST_LEVEL - _OUTER_LEVEL) / (1 - _OUTER_LEVEL) / 2
 
     def share_below(truth: float) -> float:
         """Return the chance of a mean below the observed one.
@@ -227,7 +225,7 @@ def _truncated_t_below(freedom: int, low: float, value: float, high: float) -> f
 
 def _root(decreasing: Callable[[float], float], low: float, high: float, value: float) -> float:
     """Return the argument between `low` and `high` at which a decreasing function has a value, by bisection."""
-    for _ in range(_HALVINGS):
+    for _ in range(_BISECTION_STEPS):
         middle = (low + high) / 2
         if decreasing(middle) > value:
             low = middle
@@ -277,16 +275,16 @@ def _selection_bias(truths: Sequence[float], errors: Sequence[float]) -> float:
     """
     all_centres = np.array(truths)[:, None]  # (trials, 1)
     all_scales = np.array(errors)[:, None]
-    least_values = all_centres - _GRID_REACH * all_scales
+    least_values = all_centres - _GRID_ERRORS * all_scales
     lowest = np.min(least_values)
     # The trial with this largest value lies below it for certain: no trial whose least value is above it can win.
-    highest = np.min(all_centres + _GRID_REACH * all_scales)
+    highest = np.min(all_centres + _GRID_ERRORS * all_scales)
     may_win = (least_values < highest)[:, 0]
     centres = all_centres[may_win]
     scales = all_scales[may_win]
     grid = np.linspace(lowest, highest, _GRID_POINTS)  # the observed values x
     # In pieces: thousands of trials would take gigabytes.
-    pieces = [slice(first, first + _TRIALS_AT_ONCE) for first in range(0, len(centres), _TRIALS_AT_ONCE)]
+    pieces = [slice(first, first + _TRIALS_PER_PIECE) for first in range(0, len(centres), _TRIALS_PER_PIECE)]
     log_all_above = np.zeros(_GRID_POINTS)  # logarithm of P(all trials lie above x)
     for piece in pieces:
         deviations = (grid - centres[piece]) / scales[piece]  # (trials of the piece, points)
@@ -310,7 +308,8 @@ class _NormalValues(NamedTuple):
 
 @functools.cache
 def _normal_table() -> _NormalValues:
-    deviations = np.linspace(-_GRID_REACH, 4 * _GRID_REACH, 40 * _GRID_POINTS)
+    """Return the shares at deviations from -8 to 32, between which `_share_above` interpolates."""
+    deviations = np.linspace(-_GRID_ERRORS, 4 * _GRID_ERRORS, 40 * _GRID_POINTS)
     return _NormalValues(deviations, np.array([0.5 * math.erfc(value / math.sqrt(2)) for value in deviations]))
 
 

@@ -24,9 +24,10 @@ from torch import Tensor
 from vitscale.sources.base import Meter, Spent, Split, mix64
 from vitscale.trial.trial import samples_used, steps_per_epoch
 
+# The constants of SplitMix64, see `sources.base.mix64`.
 _GAMMA = 0x9E3779B97F4A7C15
-_FIRST = 0xBF58476D1CE4E5B9
-_SECOND = 0x94D049BB133111EB
+_FIRST_FACTOR = 0xBF58476D1CE4E5B9
+_SECOND_FACTOR = 0x94D049BB133111EB
 
 
 def device_mix64(positions: Tensor, stream: int) -> Tensor:
@@ -37,8 +38,8 @@ def device_mix64(positions: Tensor, stream: int) -> Tensor:
     """
     offset = _finalise_int((stream * _GAMMA + 1) % 2**64)
     z = positions * _signed(_GAMMA) + _signed((_GAMMA + offset) % 2**64)
-    z = (z ^ _logical_shift(z, 30)) * _signed(_FIRST)
-    z = (z ^ _logical_shift(z, 27)) * _signed(_SECOND)
+    z = (z ^ _logical_shift(z, 30)) * _signed(_FIRST_FACTOR)
+    z = (z ^ _logical_shift(z, 27)) * _signed(_SECOND_FACTOR)
     return z ^ _logical_shift(z, 31)
 
 
@@ -50,13 +51,14 @@ def uniform_integers(positions: Tensor, stream: int, count: int) -> Tensor:
         stream: number of the sequence.
         count: at most 2^32; the bias is below count / 2^31.
     """
-    return (_logical_shift(device_mix64(positions, stream), 33) * count) >> 31
+    words_31_bits = _logical_shift(device_mix64(positions, stream), 33)
+    return (words_31_bits * count) >> 31  # below 2^63, so that int64 holds the product
 
 
 def _finalise_int(z: int) -> int:
-    """Does what `sources.base` does to each word, to one Python integer below 2^64."""
-    z = (z ^ (z >> 30)) * _FIRST % 2**64
-    z = (z ^ (z >> 27)) * _SECOND % 2**64
+    """Mixes the bits of one Python integer below 2^64, as SplitMix64 does at its end (`sources.base._finalise`)."""
+    z = (z ^ (z >> 30)) * _FIRST_FACTOR % 2**64
+    z = (z ^ (z >> 27)) * _SECOND_FACTOR % 2**64
     return z ^ (z >> 31)
 
 
@@ -108,7 +110,7 @@ class Slot(NamedTuple):
     n is the same in all micro-steps of a step, and on all ranks that have the same micro-batch.
     """
     real: int
-    """Images that count in this slot, the first ones; may be 0. The others are padding."""
+    """Number of images that count in this slot, the first ones; may be 0. The others are padding."""
     step_real: int
     """Images that count in the whole optimizer step, over all ranks and micro-steps."""
 
@@ -156,12 +158,13 @@ class EpochOrder:
         self.micro_batches = tuple(micro_batches)
         self.world_size = len(micro_batches)
         self.grad_accum = grad_accum
-        used = samples_used(samples, fraction)
-        self.steps = steps_per_epoch(used, 1, sum(micro_batches), grad_accum, drop_last)
-        subset = np.arange(samples, dtype=np.int64)
-        if used < samples:
-            subset = np.sort(_shuffled(subset, stream(Purpose.SUBSET, seed))[:used])
-        self._ids = _shuffled(subset, stream(Purpose.ORDER, seed, epoch))
+        used_samples = samples_used(samples, fraction)
+        self.steps = steps_per_epoch(used_samples, 1, sum(micro_batches), grad_accum, drop_last)
+        used_ids = np.arange(samples, dtype=np.int64)
+        if used_samples < samples:
+            used_ids = np.sort(_shuffled(used_ids, stream(Purpose.SUBSET, seed))[:used_samples])
+        self._ids = _shuffled(used_ids, stream(Purpose.ORDER, seed, epoch))
+        """Ids of the used images, in the order of the epoch."""
 
     def slot(self, step: int, micro_step: int, rank: int) -> Slot:
         """Returns the images that `rank` takes in `micro_step` of optimizer `step`, each counted from 0.
@@ -182,12 +185,13 @@ class EpochOrder:
         return Slot(ids=step_ids[entries % step_real], real=int(is_real.sum()), step_real=step_real)
 
 
-def _shuffled(ids: Ids, number: int) -> Ids:
-    """Returns the ids in an order that depends on stream `number` and on each id alone."""
-    return ids[np.argsort(mix64(ids.astype(np.uint64), number), kind="stable")]
+def _shuffled(ids: Ids, random_stream: int) -> Ids:
+    """Returns the ids in the order of their random words, which depend on the stream and on each id alone."""
+    random_words = mix64(ids.astype(np.uint64), random_stream)
+    return ids[np.argsort(random_words, kind="stable")]
 
 
-_AHEAD_PER_WORKER = 2
+_BATCHES_AHEAD_PER_WORKER = 2
 """Batches per thread that are being read or wait to be taken: one of each."""
 
 
@@ -239,9 +243,10 @@ class Batches(Iterator[Batch]):
         self._meter = Meter()
         self.spent: Spent | None = None
         """Seconds spent on reading and decoding, known after `close`; None where they are unknown."""
-        self._limit = workers * _AHEAD_PER_WORKER
-        self._going = threading.Event()
-        self._going.set()
+        self._most_ahead = workers * _BATCHES_AHEAD_PER_WORKER
+        self._may_begin = threading.Event()
+        """Set while threads may begin another batch: not between `hold` and `go_on`."""
+        self._may_begin.set()
         self._pool = ThreadPoolExecutor(workers, "vitscale-batches") if workers else None
 
     def __enter__(self) -> Self:
@@ -274,11 +279,11 @@ class Batches(Iterator[Batch]):
 
         A pause of training must not give the loader a head start.
         """
-        self._going.clear()
+        self._may_begin.clear()
 
     def go_on(self) -> None:
-        """Ends `hold`."""
-        self._going.set()
+        """Lets threads begin batches again, after `hold`."""
+        self._may_begin.set()
 
     def close(self) -> None:
         """Ends the threads after what they are reading; may be called again."""
@@ -291,20 +296,20 @@ class Batches(Iterator[Batch]):
 
     def _read_ahead(self) -> None:
         """Gives the threads as many batches as they may read ahead."""
-        while self._pool is not None and len(self._ahead) < self._limit:
+        while self._pool is not None and len(self._ahead) < self._most_ahead:
             micro_step = next(self._micro_steps, None)
             if micro_step is None:
                 return
-            self._ahead.append(self._pool.submit(self._read_unless_held, *micro_step))
+            self._ahead.append(self._pool.submit(self._wait_and_read, *micro_step))
 
-    def _read_unless_held(self, step: int, micro_step: int) -> Batch:
+    def _wait_and_read(self, step: int, micro_step: int) -> Batch:
         """Reads a batch in a thread, once `hold` is over."""
-        self._going.wait()
+        self._may_begin.wait()
         return self._read(step, micro_step)
 
     def _read(self, step: int, micro_step: int) -> Batch:
         """Reads a batch, and notes how long it took."""
-        began = time.perf_counter()
+        start_seconds = time.perf_counter()
         slot = self._order.slot(step, micro_step, self._rank)
         images = torch.from_numpy(self._split.take(slot.ids))
         labels = torch.from_numpy(self._split.labels[slot.ids])
@@ -314,5 +319,5 @@ class Batches(Iterator[Batch]):
             labels = labels.pin_memory()
             ids = ids.pin_memory()
         self._read_images.append(len(slot.ids))
-        self._read_seconds.append(time.perf_counter() - began)
+        self._read_seconds.append(time.perf_counter() - start_seconds)
         return Batch(images, labels, ids, slot.real, slot.step_real)

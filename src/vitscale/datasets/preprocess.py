@@ -26,7 +26,7 @@ STATISTICS: dict[str, ChannelStatistics] = {
 """Statistics of training images scaled to 0..1, published or computed. Other 8-bit colour datasets take ImageNet's."""
 
 # A mirrored digit is another sign, so digits are not flipped.
-_NOT_FLIPPED = frozenset({"digits"})
+_DATASETS_NOT_MIRRORED = frozenset({"digits"})
 
 
 class Normalisation:
@@ -80,7 +80,7 @@ class Preprocess:
         self.size = (image_size, image_size)
         self.augment = augment
         self.seed = seed
-        self.flip = dataset not in _NOT_FLIPPED
+        self.flip = dataset not in _DATASETS_NOT_MIRRORED
         if statistics is None:
             self._normalise = Normalisation(STATISTICS.get(dataset, IMAGENET), full_scale=255.0)
         else:

@@ -40,6 +40,7 @@ class Behaviour(NamedTuple):
 
 
 def _dotted(version: Version | None) -> str:
+    """Return "0.19.3" for (0, 19, 3)."""
     return "" if version is None else ".".join(map(str, version))
 
 
@@ -86,6 +87,3 @@ WARMUP_STEPS_REFUSED = Behaviour(
 
 BEHAVIOURS = (STAGE_1_IGNORES_OVERLAP, OVERLAP_WAITS, *OVERLAP_OVERWRITES, WARMUP_STEPS_REFUSED)
 """All rows, in the order in which docs/lint.md lists them."""
-
-OVERLAPS_WELL = (0, 19, 0)
-"""The first release from which on `overlap_comm` overlaps at stages 1 and 2, with no known way to spoil gradients."""

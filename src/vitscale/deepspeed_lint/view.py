@@ -73,6 +73,7 @@ class Release:
         """The release of the table whose keys are taken."""
         self.exact = self.version == self.target_version
         self._index = releases.index(self.version)
+        """Position of `version` among the table's releases, oldest first."""
         self._fact_by_key: dict[str, str] = {}
         for key, history in _table()["keys"].items():
             fact = self._current(history)
@@ -84,9 +85,12 @@ class Release:
         return behaviour.holds_in(self.number)
 
     def fact(self, key: str) -> str | None:
-        """Return what the release does with a dotted key; None where it does not know the key.
+        """Return what the release does with a dotted key, in a word; None where it does not know the key.
 
-        The words are explained in the table's maker, `tools/deepspeed_reads.py`.
+        On a single key it is "value" (read as it is), a type that pydantic demands ("bool", "int gt=0 or null",
+        "one of 0, 1, 2, 3"), "deprecated: NEW_NAME" or "refused". On a part, an object of keys, it is "read" (the
+        release ignores keys in it that it does not know), "strict" (it refuses them) or "open" (it takes any). The
+        table's maker writes them, `tools/deepspeed_reads.py`.
         """
         return self._fact_by_key.get(key)
 
@@ -99,7 +103,7 @@ class Release:
                 names.append(name)
         return names
 
-    def places(self, name: str) -> list[str]:
+    def keys_ending_in(self, name: str) -> list[str]:
         """Return all known dotted keys that end in `name`."""
         return [key for key in self._fact_by_key if key.rpartition(".")[2] == name]
 
@@ -115,7 +119,7 @@ class Release:
         value = self._current(_table()["defaults"].get(key, {}))
         return None if value is None else float(value)
 
-    def since(self, part: str, name: str, fact: str) -> str:
+    def releases_with_fact(self, part: str, name: str, fact: str) -> str:
         """Return the releases in which the table has a fact, in words: "since 0.19.3".
 
         Args:
@@ -129,7 +133,7 @@ class Release:
         """Return the "optimizers" or "schedulers" that the release knows."""
         return [name for name, history in _table()[part].items() if self._current(history)]
 
-    def once_named(self, part: str, name: str) -> str | None:
+    def releases_naming(self, part: str, name: str) -> str | None:
         """Return the releases that know this optimizer or scheduler, in words; None where none does."""
         history = _table()[part].get(name)
         return None if history is None else _spans_in_words(history.values())
@@ -150,8 +154,9 @@ class Release:
         releases = known_releases()
         for span in spans.split(", "):
             first, _, last = span.partition("..")
-            end = releases.index(last) if last else len(releases) - 1
-            if releases.index(first) <= self._index <= end:
+            first_index = releases.index(first)
+            last_index = releases.index(last) if last else len(releases) - 1
+            if first_index <= self._index <= last_index:
                 return True
         return False
 
@@ -195,8 +200,10 @@ def _nearest_release(number: Version) -> str:
         nearest = min(same_minor, key=lambda other: abs(other[2] - patch))
         return release_by_number[nearest]
     earlier = [other for other in release_by_number if other < number]
+    if earlier:
+        return release_by_number[max(earlier)]
     oldest = next(iter(release_by_number))
-    return release_by_number[max(earlier)] if earlier else release_by_number[oldest]
+    return release_by_number[oldest]
 
 
 _IMAGENET_CLASSES = 1000
@@ -288,11 +295,11 @@ def _parameters(model: str) -> int:
 
 
 _ABSENT = object()
-_LARGEST = 1e30
+_LARGEST_NUMBER = 1e30
 """Beyond every real value; what is larger no longer divides as a float."""
 
 
-DTYPES = {
+TYPE_BY_NAME = {
     **dict.fromkeys(("fp32", "float32", "float", "torch.float32"), "fp32"),
     **dict.fromkeys(("fp16", "float16", "half", "torch.float16"), "fp16"),
     **dict.fromkeys(("bf16", "bfloat16", "torch.bfloat16"), "bf16"),
@@ -322,8 +329,8 @@ def finding(
 class ConfigurationView:
     """A configuration, and what it is judged for.
 
-    A value that is "auto" or has a wrong type is None in every answer: "auto" is left to the Hugging Face integration,
-    and wrong types have a rule of their own.
+    Keys are dotted: "zero_optimization.stage". A value that is "auto" or has a wrong type is None in every answer but
+    that of `value`: "auto" is left to the Hugging Face integration, and wrong types have a rule of their own.
     """
 
     config: dict[str, Any]
@@ -335,19 +342,19 @@ class ConfigurationView:
 
         `has` distinguishes the two.
         """
-        value = self._at(key)
+        value = self._value_or_absent(key)
         return None if value is _ABSENT else value
 
     def has(self, key: str) -> bool:
         """Whether the key is there, even if it is "auto"."""
-        return self._at(key) is not _ABSENT
+        return self._value_or_absent(key) is not _ABSENT
 
-    def open(self, key: str) -> bool:
+    def leaves_open(self, key: str) -> bool:
         """Whether the file leaves a key open: the key, or a part around it, is "auto" or is written by a study."""
         names = key.split(".")
         for depth in range(1, len(names) + 1):
-            part = ".".join(names[:depth])
-            if part in self.target.settled or self._at(part) == "auto":
+            key_or_part = ".".join(names[:depth])  # of "a.b.c" first "a", then "a.b", then "a.b.c"
+            if key_or_part in self.target.settled or self._value_or_absent(key_or_part) == "auto":
                 return True
         return False
 
@@ -356,19 +363,19 @@ class ConfigurationView:
 
         A text such as "true" counts only where a pydantic model of DeepSpeed's converts it.
         """
-        value = self._at(key)
+        value = self._value_or_absent(key)
         if value is _ABSENT:
             return default
         converts_text = (self.release.fact(key) or "").startswith("bool")
         return as_flag(value) if converts_text or isinstance(value, int) else None
 
-    def on(self, key: str) -> bool:
+    def is_on(self, key: str) -> bool:
         """Whether a switch is there and on."""
         return self.flag(key) is True
 
     def number(self, key: str, default: float | None = None) -> float | None:
         """Return a number's value; `default` where it is absent, None where the value is no number."""
-        value = self._at(key)
+        value = self._value_or_absent(key)
         if value is _ABSENT:
             return default
         kind = (self.release.fact(key) or "").partition(" ")[0]
@@ -376,16 +383,16 @@ class ConfigurationView:
             value = as_number(value, kind)
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             return None
-        return value if abs(value) < _LARGEST else None
+        return value if abs(value) < _LARGEST_NUMBER else None
 
     def text(self, key: str) -> str | None:
         """Return a string's value; None for "auto" and where it is absent."""
-        value = self._at(key)
+        value = self._value_or_absent(key)
         return value if isinstance(value, str) and value != "auto" else None
 
     def part(self, key: str) -> dict[str, Any]:
         """Return the object at a dotted key; empty where there is none."""
-        value = self._at(key)
+        value = self._value_or_absent(key)
         return value if isinstance(value, dict) else {}
 
     def zero_key(self, *names: str) -> str:
@@ -403,19 +410,19 @@ class ConfigurationView:
         """The ZeRO stage; 0 where none is asked for, None where it is open."""
         if self.target.stage is not None:
             return self.target.stage
-        if isinstance(self._at("zero_optimization"), bool):
-            return int(self.on("zero_optimization"))  # the old form: true was stage 1
-        if self.open("zero_optimization.stage"):
+        if isinstance(self._value_or_absent("zero_optimization"), bool):
+            return int(self.is_on("zero_optimization"))  # the old form: true was stage 1
+        if self.leaves_open("zero_optimization.stage"):
             return None
-        value = self._at("zero_optimization.stage")
+        value = self._value_or_absent("zero_optimization.stage")
         if value is _ABSENT:
             return 0
         stage_by_value = {"0": 0, "1": 1, "2": 2, "3": 3, 0: 0, 1: 1, 2: 2, 3: 3}
         return stage_by_value.get(value) if not isinstance(value, (dict, list)) else None
 
     @property
-    def bf16(self) -> str:
-        """The part that sets bf16: DeepSpeed looks at the old name, `bfloat16`, only where `bf16` is absent."""
+    def bf16_part(self) -> str:
+        """Name of the part that sets bf16: DeepSpeed looks at the old one, "bfloat16", only where "bf16" is absent."""
         return "bfloat16" if self.has("bfloat16") and not self.has("bf16") else "bf16"
 
     @property
@@ -424,29 +431,29 @@ class ConfigurationView:
         return self.release.fact("torch_autocast") is not None
 
     @property
-    def accumulates(self) -> str | None:
+    def accumulation_type(self) -> str | None:
         """The type in which gradients are accumulated, where the file names a known one: "fp32", "bf16" or "fp16"."""
-        return DTYPES.get(self.text("data_types.grad_accum_dtype") or "")
+        return TYPE_BY_NAME.get(self.text("data_types.grad_accum_dtype") or "")
 
     @property
     def precision(self) -> str | None:
         """The precision: "fp32", "bf16", "fp16" or "autocast"; None where it is open."""
         if self.target.precision is not None:
             return self.target.precision
-        parts = {self.bf16: "bf16", "fp16": "fp16"}
+        precision_by_part = {self.bf16_part: "bf16", "fp16": "fp16"}
         if self.has_autocast:
-            parts["torch_autocast"] = "autocast"
-        for part, name in parts.items():
-            if self.on(f"{part}.enabled"):
-                return name
-        open_parts = [part for part in parts if self.open(f"{part}.enabled")]
-        return None if open_parts else "fp32"
+            precision_by_part["torch_autocast"] = "autocast"
+        for part, precision in precision_by_part.items():
+            if self.is_on(f"{part}.enabled"):
+                return precision
+        has_open_switch = any(self.leaves_open(f"{part}.enabled") for part in precision_by_part)
+        return None if has_open_switch else "fp32"
 
     def source(self, file: str) -> str:
         """Return a file of the release of DeepSpeed judged for, in words."""
         return f"DeepSpeed {self.release.version}, deepspeed/{file}"
 
-    def _at(self, key: str) -> Any:
+    def _value_or_absent(self, key: str) -> Any:
         """Return the value at a dotted key; `_ABSENT` where there is none."""
         value: Any = self.config
         for name in key.split("."):

@@ -38,8 +38,8 @@ OPTIONS = tuple(
     if option != "engine"
 )
 """Fields of [train] that an engine must say it reads: how training is distributed, and how the same is executed."""
-_NOTHING_KNOWN = EngineFacts(engine="")
-_OF_SCRIPT = EngineFacts(
+_NO_FACTS = EngineFacts(engine="")
+_SCRIPT_FACTS = EngineFacts(
     engine="",
     title="own script",
     norms_unknown=lambda _: "a script's gradients are its own affair",
@@ -54,7 +54,7 @@ def known(engine: str) -> EngineFacts:
         RequestError: nobody has it, or the package that does is broken.
     """
     if engine == script.NAME:
-        return _OF_SCRIPT
+        return _SCRIPT_FACTS
     next_step = meant_value("train.engine", engine) or "Correct train.engine"
     return plugins.known("engine", engine, ENGINES, of=EngineFacts, next_step=next_step)
 
@@ -65,7 +65,7 @@ def of_engine(engine: str) -> EngineFacts:
     try:
         return known(engine)
     except RequestError:
-        return _NOTHING_KNOWN
+        return _NO_FACTS
 
 
 def wrapper_facts(train: TrainSpec) -> EngineFacts:

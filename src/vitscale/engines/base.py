@@ -168,9 +168,9 @@ class Engine(ABC):
 
     def autocast(self) -> AbstractContextManager[None]:
         """The context of forward: `bf16` and `fp16` autocast fp32 weights; all else computes in the weights' dtype."""
-        if self.train_spec.precision in _AUTOCAST:
+        if self.train_spec.precision in _AUTOCAST_DTYPES:
             # torch types autocast's __enter__ as Any; its result is not used.
-            return torch.autocast(self.device.type, dtype=_AUTOCAST[self.train_spec.precision])
+            return torch.autocast(self.device.type, dtype=_AUTOCAST_DTYPES[self.train_spec.precision])
         return nullcontext()
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
@@ -254,7 +254,7 @@ class Engine(ABC):
         return checkpoint.load(self.whole_tensors(), folder, alive)
 
 
-_AUTOCAST: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AUTOCAST_DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 TORCH_DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """`train.gradient_dtype` -> torch's dtype."""
@@ -354,7 +354,8 @@ def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Mod
     Args:
         model: the whole model.
         train: the options that are asked for.
-        own_blocks: blocks of the pipeline stages on this rank; there may be none. None: those of `blocks_of`.
+        own_blocks: blocks of the pipeline stages on this rank; [] where its stages have none. None: the rank has the
+            whole model, and its blocks are those of `blocks_of`.
 
     Raises:
         RequestError: an option is set, and the model has no repeated blocks; or both are, and a block has batch norms.
@@ -376,7 +377,7 @@ def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Mod
             # it meets a second size, the last step's, and from then on uses it for the full batches too.
             block.compile(dynamic=False, **compile_options)
     if replays_graphs:
-        model.register_forward_pre_hook(_begin_graphs_anew)
+        model.register_forward_pre_hook(_mark_graphs_as_reusable)
     return model
 
 
@@ -409,14 +410,15 @@ def _raise_recompile_limits(blocks: Sequence[nn.Module], train: TrainSpec) -> No
     micro-step of an epoch's last, of evaluation's two sizes, and one to spare. torch keeps eight graphs of one code,
     and would run all other blocks as they are.
     """
-    graphs_of_block = 4 + train.grad_accum
-    graphs = len({_constants(block) for block in blocks}) * graphs_of_block
+    kinds_of_blocks = len({_constants(block) for block in blocks})
+    graphs_per_kind = 4 + train.grad_accum
+    graphs = kinds_of_blocks * graphs_per_kind
     config = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, graphs)
     config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, graphs)
 
 
-def _begin_graphs_anew(*_: object) -> None:
+def _mark_graphs_as_reusable(*_: object) -> None:
     """Allow CUDA graphs of compiled blocks to take the memory of the last forward and backward again.
 
     By itself torch takes each call of a compiled block without a backward under way for a new beginning: in evaluation
@@ -440,17 +442,23 @@ def _check_counting(block: nn.Module, train: TrainSpec) -> None:
         )
 
 
-def _constants(block: nn.Module) -> tuple[tuple[str, str, object], ...]:
-    """Return values of a block that the compiler may take for constants: blocks with the same ones share graphs.
+class _Constant(NamedTuple):
+    """A value of a block that compiled code may have built in, such as _Constant("mlp", "rate", 0.1)."""
 
-    Each is (path of the module, name of its attribute, value), as ("mlp", "rate", 0.1).
-    """
-    return tuple(
-        (path, name, value)
-        for path, module in block.named_modules()
-        for name, value in vars(module).items()
-        if isinstance(value, int | float | str)
-    )
+    path: str
+    """The module of the block that holds it."""
+    attribute: str
+    value: object
+
+
+def _constants(block: nn.Module) -> tuple[_Constant, ...]:
+    """Return values of a block that the compiler may take for constants: blocks with the same ones share graphs."""
+    constants: list[_Constant] = []
+    for path, module in block.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, int | float | str):
+                constants.append(_Constant(path, name, value))
+    return tuple(constants)
 
 
 @contextmanager

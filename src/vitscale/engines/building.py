@@ -16,15 +16,16 @@ from vitscale.trial.trial import TrainSpec, Trial
 
 
 def _engine_class(engine: str) -> type[Engine]:
-    """Return the class of an engine; only its file is loaded, for DeepSpeed takes seconds to import."""
+    """Return the class of an engine; only this engine is imported, because DeepSpeed takes seconds."""
     engine_class: type[Engine] = referred(known(engine).engine)
     return engine_class
 
 
 def preload(train: TrainSpec) -> None:
-    """Imports an engine's libraries now, so that their seconds count as imports.
+    """Import an engine's libraries now, so that their seconds count as imports.
 
-    torch's compiler too: the first optimizer and the first DDP module load it, used or not (`torch._disable_dynamo`).
+    torch's compiler is among them: the first optimizer and the first DDP module load it, used or not
+    (`torch._disable_dynamo`).
     """
     with known_gpu(train.device):
         importlib.import_module("torch._dynamo")
@@ -32,13 +33,16 @@ def preload(train: TrainSpec) -> None:
 
 
 def build(model: nn.Module, trial: Trial, device: torch.device) -> Engine:
-    """Wraps `model` as the trial's engine does. In all engines alike, fp32 is multiplied in fp32, never in TF32.
+    """Return `model` in the trial's engine.
 
-    In all engines alike, too, batch norms are replaced by the trial's before anything else holds a module. Where it
-    classifies with local norms, these stay torch's own, which see padding.
+    What must be the same in all engines is done here: which batch norms the model has, and that fp32 is multiplied in
+    fp32, never in TF32.
     """
     is_synchronised = trial.train.batch_norm == "synchronised"
-    if is_synchronised or trial.model.task == "segmentation":
+    # Norms that leave padding out replace torch's before anything else holds a module. Only a model that classifies
+    # with local norms keeps torch's own, which count the images of padding too.
+    keeps_torch_norms = trial.model.task == "classification" and not is_synchronised
+    if not keeps_torch_norms:
         over_real_images(model, synchronised=is_synchronised)
     # torch lets convolutions use TF32 (on Ampere and later), and containers may allow it for matrix products too. Where
     # a library uses it for one size of micro-batch and not for another, losses differ by 1e-4 at the first step.

@@ -20,7 +20,7 @@ def check(train: TrainSpec) -> None:
     Raises:
         RequestError: it cannot, or an option is set that it does not have; with the reason and the next step.
     """
-    known(train.engine)
+    known(train.engine)  # raises for an unknown engine
     for refusal in _refusals(train):
         raise RequestError(refusal.what, valid=refusal.valid, next_step=refusal.next_step)
 

@@ -29,7 +29,7 @@ class Tensor(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """A bucket of gradients, or one gradient."""
+    """A bucket of gradients, or a single gradient."""
 
     elements: int
     ready: float
@@ -43,15 +43,15 @@ def tensors(shapes: ParameterShapes) -> list[Tensor]:
     that it takes from, and so come ahead of that in backward.
     """
     modules: list[Module] = []
-    block_of_module: list[int | None] = []
-    wrapped_blocks = count()
+    block_by_module: list[int | None] = []
+    wrapped_block_numbers = count()
     for block in shapes.each():
-        block_number = next(wrapped_blocks) if block.wrapped else None
+        block_number = next(wrapped_block_numbers) if block.wrapped else None
         modules += block.in_forward
-        block_of_module += [block_number] * len(block.in_forward)
+        block_by_module += [block_number] * len(block.in_forward)
     total_macs = sum(module.macs for module in modules)
-    macs_so_far = accumulate(module.macs for module in modules)
-    ends = [min(1.0, macs / total_macs) for macs in macs_so_far]
+    macs_until_end = accumulate(module.macs for module in modules)
+    ends = [min(1.0, macs / total_macs) for macs in macs_until_end]
     begins = [0.0, *ends[:-1]]  # each module begins where the one before it ends
     model_tensors = []
     for number, module in enumerate(modules):
@@ -61,7 +61,7 @@ def tensors(shapes: ParameterShapes) -> list[Tensor]:
                 elements=math.prod(shape),
                 cast=module.cast,
                 module=number,
-                block=block_of_module[number],
+                block=block_by_module[number],
                 begins=begins[number],
                 ends=ends[number],
             )
@@ -77,8 +77,12 @@ def of_backward(forward_tensors: Sequence[Tensor]) -> Iterator[Filled]:
 def closed_when_full(gradients: Iterable[Filled], limits: Sequence[int]) -> list[Filled]:
     """Return buckets that close as soon as they have as many elements as their limit, as DDP makes them.
 
-    The first bucket has the first limit, the next one the next; the last limit holds for all that follow
-    (`compute_bucket_assignment_by_size` in reducer.cpp of torch 2.13).
+    Example: gradients of 3, 4, 5 and 6 elements with the limits [5, 10] make two buckets, of 7 and 11 elements.
+
+    Args:
+        gradients: in the order in which backward makes them.
+        limits: elements at which the first bucket closes, the next one, and so on; the last limit holds for all that
+            follow (`compute_bucket_assignment_by_size` in reducer.cpp of torch 2.13).
     """
     buckets: list[Filled] = []
     bucket_elements = 0
@@ -100,6 +104,12 @@ def flushed_before_full(gradients: Iterable[Filled], limit: int) -> list[Filled]
     """Return buckets that are sent when the next gradient would not fit, as DeepSpeed does it.
 
     That is in stage_1_and_2.py and stage3.py. A bucket is ready when the gradient that does not fit is there.
+
+    Example: gradients of 3, 4, 5 and 6 elements with a limit of 8 make three buckets, of 7, 5 and 6 elements.
+
+    Args:
+        gradients: in the order in which backward makes them.
+        limit: most elements of a bucket, unless a single gradient has more.
     """
     buckets: list[Filled] = []
     bucket_elements = 0

@@ -1,4 +1,10 @@
-"""Names of engines for readers: in curves and tables, in sentences, and with what decides most about them."""
+"""Names of engines for readers: in curves and tables, in sentences, and with the options that decide most about them.
+
+Two engines may take part in a name. The *engine* is `train.engine`, as a study has it. Its *wrapper* is the engine that
+wraps the model, and whose options count: mostly the same engine, but Accelerate hands the model to another one. So
+engine "accelerate" with wrapper "fsdp2" is called "accelerate (FSDP2)". A *variant* are options of the wrapper that are
+part of its name, in words: "ZeRO-2".
+"""
 
 from __future__ import annotations
 
@@ -14,12 +20,14 @@ UNKNOWN = "unknown"
 
 
 def engine_name(train: TrainSpec) -> str:
-    """Return what distributes training, with what decides most: "deepspeed ZeRO-2, optimizer offloaded"."""
-    options = of_engine(train.wrapper).name_options
-    values = {option: getattr(train, option) for option in options}
-    variant = variant_in_words(train.wrapper, values, always=options)
-    offload = f", {OFFLOADED[train.offload]}" if train.offload != "none" else ""
-    return composed_name(train.engine, train.wrapper, variant) + offload
+    """Return the name of the engine with its variant and its offload: "deepspeed ZeRO-2, optimizer offloaded"."""
+    naming_options = of_engine(train.wrapper).name_options
+    option_values = {option: getattr(train, option) for option in naming_options}
+    variant = variant_in_words(train.wrapper, option_values, always=naming_options)
+    name = composed_name(train.engine, train.wrapper, variant)
+    if train.offload == "none":
+        return name
+    return f"{name}, {OFFLOADED[train.offload]}"
 
 
 def engine_label(engine: str) -> str:
@@ -29,23 +37,32 @@ def engine_label(engine: str) -> str:
 
 def variant_name(engine: str, options: Mapping[str, Any]) -> str:
     """Return an engine with its variant, where that is not the default one: "deepspeed ZeRO-2"."""
-    return " ".join(filter(None, (engine_label(engine), variant_in_words(engine, options))))
+    return _with_variant(engine_label(engine), variant_in_words(engine, options))
 
 
 def composed_name(engine: str | None, wrapper: str | None, variant: str) -> str:
-    """ "deepspeed ZeRO-2", "accelerate (FSDP2)".
+    """Return the name of an engine, of its wrapper where that is another engine, and of the variant.
+
+    Examples: composed_name("deepspeed", "deepspeed", "ZeRO-2") is "deepspeed ZeRO-2", and
+    composed_name("accelerate", "deepspeed", "ZeRO-2") is "accelerate (DeepSpeed ZeRO-2)".
 
     Args:
-        engine: the engine that a study names; None or `UNKNOWN` where nobody says.
-        wrapper: the engine that wraps the model: the same, or the one that it stands for; None: not said.
-        variant: `variant_in_words` of the wrapper.
+        engine: `train.engine`; None or `UNKNOWN` where it is not known.
+        wrapper: the engine that wraps the model: `engine` itself, or the one that Accelerate hands the model to. None
+            where it is not known: then it is taken to be `engine`.
+        variant: `variant_in_words` of the wrapper; empty if it has none.
     """
     if engine is None or engine == UNKNOWN:
         return "unknown engine"
     if wrapper is None or wrapper == engine:
-        return " ".join(filter(None, (engine_label(engine), variant)))
-    inside = of_engine(wrapper).title or wrapper
-    return f"{engine} ({' '.join(filter(None, (inside, variant)))})"
+        return _with_variant(engine_label(engine), variant)
+    wrapper_title = of_engine(wrapper).title or wrapper
+    return f"{engine} ({_with_variant(wrapper_title, variant)})"
+
+
+def _with_variant(name: str, variant: str) -> str:
+    """Return "deepspeed ZeRO-2", or the name alone where the variant is empty."""
+    return f"{name} {variant}" if variant else name
 
 
 def variant_in_words(engine: str, options: Mapping[str, Any], *, always: Collection[str] = ()) -> str:
@@ -53,8 +70,11 @@ def variant_in_words(engine: str, options: Mapping[str, Any], *, always: Collect
 
     Args:
         engine: the engine that wraps the model.
-        options: fields of [train] with their values; None where nobody says.
+        options: fields of [train] with their values; one whose value is not known is None or missing.
         always: options that are named even at their defaults; all others only where they differ from these.
+
+    Returns:
+        The options in words, with spaces between; empty where none is named.
     """
     words = []
     for option in of_engine(engine).name_options:
@@ -67,9 +87,10 @@ def variant_in_words(engine: str, options: Mapping[str, Any], *, always: Collect
 
 
 def _option_in_words(option: str, value: object) -> str:
-    words = traits_of(TrainSpec, option).curve_words
-    if isinstance(words, str) and words:
-        return words.format(value)
+    """Return "ZeRO-2" for the option zero_stage; "bucket_mib 25" for an option that has no words of its own."""
+    template = traits_of(TrainSpec, option).curve_words
+    if isinstance(template, str) and template:
+        return template.format(value)
     return f"{option} {value}"
 
 

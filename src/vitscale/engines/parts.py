@@ -1,4 +1,7 @@
-"""A model of unlike blocks, part by part, and the bytes that an engine holds around the parts."""
+"""A model whose blocks are not alike, part by part, and the bytes that an engine holds around the parts.
+
+`Parts` (of `engines.states`) are bytes by their purpose, such as "weights"; a `Part` is a piece of a model.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,11 @@ class Part(NamedTuple):
     @property
     def tensors(self) -> list[int]:
         """Elements of each tensor, in the order of forward."""
-        return [math.prod(shape) for module in self.modules for shape in reversed(module.gradients)]
+        elements: list[int] = []
+        for module in self.modules:
+            # A module lists its tensors in the order in which backward makes their gradients.
+            elements += [math.prod(shape) for shape in reversed(module.gradients)]
+        return elements
 
 
 def _is_convolution(module: Module) -> bool:
@@ -73,7 +80,7 @@ class PartGathers(NamedTuple):
 
 
 class InTurn(NamedTuple):
-    """A stage while a micro-batch goes through it; at the end of the step, the whole rank."""
+    """A pipeline stage in its turn: while a micro-batch goes through it. At the end of the step, the whole rank."""
 
     stage: int
     """Number of the stage among the rank's own."""

@@ -121,20 +121,30 @@ class RankStates:
     step: Parts = field(default_factory=dict)
     """All beside `steady` while the optimizer works."""
 
-    def in_backward(self, made: int, new: int, *, flushed: int = 0, after: bool) -> Parts:
-        """Return the bytes of gradients and of their exchange at one moment of backward.
+    def in_backward(self, kept_elements: int, new_elements: int, *, flushed: int = 0, after: bool) -> Parts:
+        """Return the bytes of gradients, and of their exchange among ranks, at one moment of backward.
+
+        Backward makes a new gradient, of `new_gradient_bytes` an element. Then the gradient is kept until the step, or
+        copied into a bucket, whose own bytes are part of `backward`. A full bucket is flushed: exchanged among ranks.
+
+        Example: let fp32 gradients be exchanged in a bucket of 100 elements (`new_gradient_bytes` 4, `flush`
+        {"temporaries": 4}). When a gradient of 30 elements does not fit beside the 80 in the bucket,
+        `in_backward(0, 30, flushed=80, after=False)` is {"gradients": 120, "temporaries": 320}.
 
         Args:
-            made: elements of gradients that are made and stay as `gradient_bytes` says.
-            new: elements of gradients that have just been made.
-            flushed: elements of the full bucket that is exchanged just now.
-            after: whether a bucket has been exchanged already.
+            kept_elements: elements of the gradients that are kept until the step.
+            new_elements: elements of the gradients that have just been made.
+            flushed: elements that are being exchanged; 0 where no bucket is full.
+            after: whether a bucket has been exchanged before in this backward.
         """
-        # A tensor larger than a bucket is exchanged where backward has put it.
-        outside_bucket = flushed if flushed > self.bucket else 0
-        gradients = int(made * self.gradient_bytes) + (new + outside_bucket) * self.new_gradient_bytes
-        exchanged = {part: flushed * element_bytes for part, element_bytes in self.flush.items()}
-        return added(self.held, {"gradients": gradients}, exchanged, self.from_first_flush if after else {})
+        # More elements than a bucket has are one large tensor. It is not copied into the bucket, but exchanged where
+        # backward has put it, so it still has the bytes of a new gradient.
+        unbucketed_elements = flushed if flushed > self.bucket else 0
+        kept_bytes = int(kept_elements * self.gradient_bytes)
+        new_bytes = (new_elements + unbucketed_elements) * self.new_gradient_bytes
+        exchange_copies = {part: flushed * element_bytes for part, element_bytes in self.flush.items()}
+        exchanged_before = self.from_first_flush if after else {}
+        return added(self.held, {"gradients": kept_bytes + new_bytes}, exchange_copies, exchanged_before)
 
 
 def shard(elements: int, ranks: int) -> int:

@@ -9,12 +9,12 @@ from vitscale.engines import ENGINES
 from vitscale.engines.names import variant_name
 from vitscale.trial.trial import TrainSpec
 
-_DEFAULTS: dict[str, Any] = {}
+_DEFAULT_BY_FIELD: dict[str, Any] = {}
 """The fields of [train] that make variants, `EngineFacts.name_options` and `stands_for` of all engines -> default."""
 for _facts in ENGINES.values():
     for _option in (*_facts.name_options, _facts.stands_for):
         if _option:
-            _DEFAULTS[_option] = TrainSpec.model_fields[_option].default
+            _DEFAULT_BY_FIELD[_option] = TrainSpec.model_fields[_option].default
 
 
 class EngineVariant(NamedTuple):
@@ -30,14 +30,14 @@ class EngineVariant(NamedTuple):
     @staticmethod
     def of_fields(engine: str, fields: Mapping[str, Any]) -> EngineVariant:
         """Return the variant of an engine whose fields are these of [train], and for others at their defaults."""
-        values = ((name, fields.get(name, default)) for name, default in _DEFAULTS.items())
-        changed = tuple((name, value) for name, value in values if value != _DEFAULTS[name])
+        values = ((name, fields.get(name, default)) for name, default in _DEFAULT_BY_FIELD.items())
+        changed = tuple((name, value) for name, value in values if value != _DEFAULT_BY_FIELD[name])
         return EngineVariant(engine, changed)
 
     @staticmethod
     def of_train(train: TrainSpec) -> EngineVariant:
         """Return the variant that a [train] names."""
-        return EngineVariant.of_fields(train.engine, {option: getattr(train, option) for option in _DEFAULTS})
+        return EngineVariant.of_fields(train.engine, {option: getattr(train, option) for option in _DEFAULT_BY_FIELD})
 
     @property
     def name(self) -> str:
@@ -47,7 +47,7 @@ class EngineVariant(NamedTuple):
     @property
     def changes(self) -> dict[str, Any]:
         """All fields of [train] that make any other variant into this one, `engine` included."""
-        return {"engine": self.engine, **_DEFAULTS, **dict(self.fields)}
+        return {"engine": self.engine, **_DEFAULT_BY_FIELD, **dict(self.fields)}
 
 
 PROPOSED = tuple(EngineVariant.of_fields(name, fields) for name, facts in ENGINES.items() for fields in facts.variants)

@@ -30,7 +30,7 @@ def find_launcher(name: str) -> Launcher:
     return known("launcher", name, LAUNCHERS, "launch", "unavailable", "unfit", next_step=next_step)
 
 
-def launcher_named(name: str, world: World, hosts: tuple[Host, ...] = ()) -> Launcher:
+def usable_launcher(name: str, world: World, hosts: tuple[Host, ...] = ()) -> Launcher:
     """Return the launcher called `name`, which can start this world (a number of ranks) on these hosts.
 
     Raises:
@@ -45,7 +45,7 @@ def launcher_named(name: str, world: World, hosts: tuple[Host, ...] = ()) -> Lau
     return launcher
 
 
-def launched(name: str, launcher: Launcher, world: World, spawn: Spawn) -> Spawn:
+def with_launch_commands(name: str, launcher: Launcher, world: World, spawn: Spawn) -> Spawn:
     """Return `spawn` with the commands that `launcher`, which is called `name`, starts all ranks by.
 
     Raises:
@@ -54,4 +54,4 @@ def launched(name: str, launcher: Launcher, world: World, spawn: Spawn) -> Spawn
     return answer("launcher", name, LAUNCHERS, lambda: launcher.launch(world, spawn), Spawn)
 
 
-__all__ = ["LAUNCHERS", "LOCAL", "Launcher", "Spawn", "find_launcher", "launched", "launcher_named"]
+__all__ = ["LAUNCHERS", "LOCAL", "Launcher", "Spawn", "find_launcher", "usable_launcher", "with_launch_commands"]

@@ -10,7 +10,7 @@ from typing import Protocol
 from vitscale.machine.hosts import Host, is_this_machine
 from vitscale.trial.trial import World
 
-_LOOPBACK = ("localhost", "127.", "::1")
+_LOOPBACK_PREFIXES = ("localhost", "127.", "::1")
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,14 @@ class Launcher(Protocol):
 
     def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
         """Return why the launcher cannot start this world on these hosts, and what to do instead; None where it can."""
-        return lacking(world, hosts)
+        return hosts_refusal(world, hosts)
 
 
-def lacking(world: World, hosts: Sequence[Host]) -> str | None:
-    """Return why a world cannot start on these hosts, and what to do; None where it can."""
+def hosts_refusal(world: World, hosts: Sequence[Host]) -> str | None:
+    """Return why a world cannot start on these hosts, and what to do; None where it can.
+
+    A world needs a host for each of its nodes, by a name that all of them understand alike.
+    """
     if world.nodes == 1 and not hosts:
         return None
     if len(hosts) != world.nodes:
@@ -83,10 +86,10 @@ def lacking(world: World, hosts: Sequence[Host]) -> str | None:
             f"{world.nodes} nodes need {world.nodes} hosts, and {len(hosts) or 'none'} are named; "
             "name them with launch.hostfile = 'FILE' (or --hostfile FILE), or run inside a Slurm allocation"
         )
-    unclear = [host.name for host in hosts if host.name.startswith(_LOOPBACK)]
-    if world.nodes > 1 and unclear:
+    loopback_names = [host.name for host in hosts if host.name.startswith(_LOOPBACK_PREFIXES)]
+    if world.nodes > 1 and loopback_names:
         return (
-            f"'{unclear[0]}' is another machine on each of {world.nodes} hosts; "
+            f"'{loopback_names[0]}' is another machine on each of {world.nodes} hosts; "
             "name it in the hostfile as the other hosts reach it"
         )
     return None

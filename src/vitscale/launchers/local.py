@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vitscale.base.interpreter import parse_module_command, python_module
-from vitscale.launchers.base import Launcher, Spawn, lacking
+from vitscale.launchers.base import Launcher, Spawn, hosts_refusal
 from vitscale.machine.hosts import Host
 from vitscale.trial.trial import World
 
@@ -31,4 +31,4 @@ class Local(Launcher):
         """Return why the world cannot start: hosts are named, if only this one, or it has several nodes; else None."""
         if hosts:
             return "it starts ranks on this machine alone, and hosts are named; use launcher = 'torchrun'"
-        return lacking(world, hosts)
+        return hosts_refusal(world, hosts)

@@ -53,19 +53,21 @@ class Mpirun(Launcher):
         program = shutil.which("mpirun")
         if program is None:
             return "mpirun not found: install Open MPI, or use launcher = 'torchrun'"
-        return _not_open_mpi(program)
+        return _open_mpi_refusal(program)
 
 
 @functools.cache
-def _not_open_mpi(program: str) -> str | None:
+def _open_mpi_refusal(program: str) -> str | None:
     """Return why an mpirun cannot be used as Open MPI's; None where it is. Cached, because every trial asks."""
     try:
         answer = answer_to([program, "--version"], _ANSWER_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{program} does not say its version ({error}); repair Open MPI, or use launcher = 'torchrun'"
-    said = (answer.stdout or answer.stderr).strip()
-    if "Open MPI" in said:
+    version_text = (answer.stdout or answer.stderr).strip()
+    if "Open MPI" in version_text:
         return None
-    first = said.partition("\n")[0]
-    kind = "MPICH's or Intel MPI's (hydra)" if "HYDRA" in said or "Intel" in said else f"not Open MPI's: {shown(first)}"
-    return f"{program} is {kind}; put Open MPI's first in PATH, or use launcher = 'srun' or 'torchrun'"
+    first_line, _, _ = version_text.partition("\n")
+    origin = f"not Open MPI's: {shown(first_line)}"
+    if "HYDRA" in version_text or "Intel" in version_text:
+        origin = "MPICH's or Intel MPI's (hydra)"
+    return f"{program} is {origin}; put Open MPI's first in PATH, or use launcher = 'srun' or 'torchrun'"

@@ -18,7 +18,7 @@ class Srun(Launcher):
 
         Each option is one word. Slurm binds nothing, for ranks pin themselves. A rank that fails ends all.
         """
-        named = [f"--nodelist={','.join(host.name for host in spawn.hosts)}"] if spawn.hosts else []
+        node_list = [f"--nodelist={','.join(host.name for host in spawn.hosts)}"] if spawn.hosts else []
         command = [
             "srun",
             # The scheduler finds the step by this name.
@@ -26,7 +26,7 @@ class Srun(Launcher):
             f"--nodes={world.nodes}",
             f"--ntasks={world.size}",
             f"--ntasks-per-node={world.ranks_per_node}",
-            *named,
+            *node_list,
             # Fill the first node with ranks, then the second, as every launcher does here.
             "--distribution=block",
             # Run beside the step that the driver may run in, with all cores that the job has on the node: Slurm counts

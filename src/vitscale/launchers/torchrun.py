@@ -20,10 +20,10 @@ class Torchrun(Launcher):
 
     def launch(self, world: World, spawn: Spawn) -> Spawn:
         """Return the command of an agent for each node; on a single node the agent picks a free port by itself."""
-        agents = tuple(self._agent(world, spawn, node) for node in range(world.nodes))
+        agents = tuple(self._agent_command(world, spawn, node) for node in range(world.nodes))
         return replace(spawn, commands=agents, per_host=bool(spawn.hosts))
 
-    def _agent(self, world: World, spawn: Spawn, node: int) -> tuple[str, ...]:
+    def _agent_command(self, world: World, spawn: Spawn, node: int) -> tuple[str, ...]:
         """Return the command of a node's agent. Several nodes meet by static rendezvous.
 
         In a static rendezvous node 0's agent is the store, and node K's ranks follow those of node K-1. torch's other
@@ -32,9 +32,9 @@ class Torchrun(Launcher):
         """
         rank = parse_module_command(spawn.rank_command)
         if world.nodes == 1:
-            meeting = ["--standalone"]
+            rendezvous_options = ["--standalone"]
         else:
-            meeting = [
+            rendezvous_options = [
                 f"--nnodes={world.nodes}",
                 f"--node-rank={node}",
                 "--rdzv-backend=static",
@@ -42,6 +42,6 @@ class Torchrun(Launcher):
                 f"--master-addr={spawn.hosts[0].name}",
                 f"--master-port={spawn.master_port}",
             ]
-        options = [*meeting, f"--nproc-per-node={world.ranks_per_node}", "--max-restarts=0"]
+        options = [*rendezvous_options, f"--nproc-per-node={world.ranks_per_node}", "--max-restarts=0"]
         program = ("-m", rank.module, *rank.arguments)
         return python_module("torch.distributed.run", *options, *program, interpreter=rank.interpreter)

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint as recomputed
 
 from vitscale.models import named
 
-_HEADS = (named.DECODE_HEAD, named.AUXILIARY_HEAD, "neck", "head", "segmentation_head")
+_HEAD_NAMES = (named.DECODE_HEAD, named.AUXILIARY_HEAD, "neck", "head", "segmentation_head")
 """Names that models of transformers, and others, have for what follows their layers."""
 
 
@@ -29,7 +29,7 @@ def blocks_of(model: nn.Module) -> Sequence[nn.Module]:
     if not lists:
         return []
     # Among equals the first is the outermost.
-    largest = max(lists, key=lambda modules: sum(map(_size, modules)))
+    largest = max(lists, key=lambda modules: sum(map(_parameter_count, modules)))
     block_class = type(largest[0])
     blocks = dict.fromkeys(module for module in chain(*lists) if type(module) is block_class)
     inner_modules: set[nn.Module] = set()
@@ -41,31 +41,32 @@ def blocks_of(model: nn.Module) -> Sequence[nn.Module]:
 def _uniform_lists(model: nn.Module) -> Iterator[list[nn.Module]]:
     """Yield the modules of each list outside heads that holds two or more, all of one class."""
     in_heads: set[nn.Module] = set()
-    for name in _HEADS:
+    for name in _HEAD_NAMES:
         head = getattr(model, name, None)
         if isinstance(head, nn.Module):
             in_heads.update(head.modules())
     for module in model.modules():
         if isinstance(module, nn.ModuleList | nn.Sequential) and module not in in_heads:
-            children = list(_called(module))
+            children = list(_called_modules(module))
             classes = {type(child) for child in children}
             if len(children) > 1 and len(classes) == 1:
                 yield children
 
 
-def _called(container: nn.Module) -> Iterator[nn.Module]:
+def _called_modules(container: nn.Module) -> Iterator[nn.Module]:
     """Yield the modules of a container that are called.
 
     They are its children. A list or dict among them that has no forward is not called itself, but its children are.
     """
     for child in container.children():
         if isinstance(child, nn.ModuleList | nn.ModuleDict) and type(child).forward is nn.Module.forward:
-            yield from _called(child)
+            yield from _called_modules(child)
         else:
             yield child
 
 
-def _size(module: nn.Module) -> int:
+def _parameter_count(module: nn.Module) -> int:
+    """Return the elements of all parameters of a module."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
@@ -75,7 +76,7 @@ def checkpoint_block(block: nn.Module) -> None:
     options: dict[str, Any] = {"use_reentrant": False}
     norms = counting_norms(block)
     if norms:
-        options["context_fn"] = lambda: (nullcontext(), _other_statistics(norms))
+        options["context_fn"] = lambda: (nullcontext(), _statistics_set_aside(norms))
     block.forward = functools.partial(recomputed, block.forward, **options)
 
 
@@ -86,7 +87,7 @@ def counting_norms(block: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def _other_statistics(norms: Sequence[nn.Module]) -> Iterator[None]:
+def _statistics_set_aside(norms: Sequence[nn.Module]) -> Iterator[None]:
     """The context in which norms update copies of their buffers; behind it they have the buffers of before."""
     originals = [norm._buffers for norm in norms]
     for norm in norms:

@@ -30,7 +30,7 @@ def candidates(analysis: Analysis) -> list[TrialResult]:
     measured = [trial for trial in analysis.trials.values() if trial.comparable_costs]
     as_one_process = [trial for trial in measured if computation(trial.trial) == ONE_PROCESS]
     equally_trained = as_one_process or measured
-    with_epochs = [trial for trial in equally_trained if not trial.of_rates]
+    with_epochs = [trial for trial in equally_trained if not trial.has_rates_alone]
     comparable = with_epochs or equally_trained
     largest_share = max((trial.trial.data.fraction for trial in comparable), default=0.0)
     return [trial for trial in comparable if trial.trial.data.fraction == largest_share]
@@ -47,7 +47,7 @@ def epoch_seconds(trial: TrialResult) -> float:
     Comparisons and speedups are of these seconds. Where the trial has only images per second, return the seconds for
     one image; where it has neither, infinity.
     """
-    if trial.of_rates and trial.images_per_second:
+    if trial.has_rates_alone and trial.images_per_second:
         return 1 / trial.images_per_second.value
     if trial.epoch_seconds is None:
         return math.inf
@@ -71,7 +71,7 @@ def for_all_images(trial: TrialResult) -> tuple[str, ...]:
 
 def pace(trial: TrialResult) -> str:
     """Return "3.25 s an epoch", or "5,800 images/s" where no run recorded an epoch."""
-    if trial.of_rates and trial.images_per_second:
+    if trial.has_rates_alone and trial.images_per_second:
         return f"{units.number(trial.images_per_second.value)} images/s"
     seconds = units.seconds(trial.epoch_seconds.value if trial.epoch_seconds else None)
     return f"{seconds} {'a run' if trial.timed_as_a_whole else 'an epoch'}"
@@ -89,10 +89,10 @@ def in_short(analysis: Analysis, trial: TrialResult, *more: str) -> str:
 
 def _interval_of_pace(trial: TrialResult) -> tuple[str, ...]:
     """Return "3.12 s to 3.39 s" alone; nothing where the pace has no interval, or one of too few runs."""
-    figure = trial.images_per_second if trial.of_rates else trial.epoch_seconds
+    figure = trial.images_per_second if trial.has_rates_alone else trial.epoch_seconds
     if figure is None or figure.low is None or figure.high is None or figure.note:
         return ()
-    form = units.number if trial.of_rates else units.seconds
+    form = units.number if trial.has_rates_alone else units.seconds
     return (f"{form(figure.low)} to {form(figure.high)}",)
 
 
@@ -169,7 +169,7 @@ def _rank_costs(trial: TrialResult) -> list[float]:
 
 def _smallest_cost(trials: Sequence[TrialResult], costs: Sequence[Sequence[float]]) -> Chosen:
     """Return the trial of the smallest mean cost. `costs`: for each trial the costs of its runs."""
-    best = winner(costs, [trial.looked for trial in trials], correct=False)
+    best = winner(costs, [trial.deciding_runs for trial in trials], correct=False)
     rivals = tuple(trials[position] for position in best.rivals)
     return Chosen(trials[best.position], rivals, candidates=len(trials), winner=best)
 
@@ -193,13 +193,13 @@ def expectation(analysis: Analysis, fastest_trial: Chosen) -> Expectation | None
     trial = fastest_trial.trial
     trials = candidates(analysis)
     costs = [candidate.comparable_costs for candidate in trials]
-    corrected_cost = winner(costs, [candidate.looked for candidate in trials]).corrected
+    corrected_cost = winner(costs, [candidate.deciding_runs for candidate in trials]).corrected
     if corrected_cost is None:
         return None
     measured = _as_pace(trial, Estimate(_geometric_mean(trial.comparable_costs)))
     corrected = _as_pace(trial, corrected_cost)
     low, high = corrected.ends
-    form = units.number if trial.of_rates else units.seconds
+    form = units.number if trial.has_rates_alone else units.seconds
     unit = _pace_unit(trial)
     return Expectation(
         measured=f"{form(measured.value)}{unit}",
@@ -216,13 +216,13 @@ def _geometric_mean(costs: Sequence[float]) -> float:
 
 def _as_pace(trial: TrialResult, cost: Estimate) -> Estimate:
     """Return a comparable cost as `pace` shows it: as images per second, or as an epoch without the images left out."""
-    if trial.of_rates:
+    if trial.has_rates_alone:
         return cost.into(trial.trial.data.fraction)
     return cost.times(1 - trial.images_left_out)
 
 
 def _pace_unit(trial: TrialResult) -> str:
-    if trial.of_rates:
+    if trial.has_rates_alone:
         return " images/s"
     return " a run" if trial.timed_as_a_whole else " an epoch"
 
@@ -237,7 +237,7 @@ def training_length(analysis: Analysis, fastest_trial: Chosen) -> TrainingLength
     best = fastest_trial.trial
     others = [trial for trial in candidates(analysis) if trial is not best]
     unknown = TrainingLength(None, other="", startup="")
-    if best.of_rates or best.timed_as_a_whole or not others:
+    if best.has_rates_alone or best.timed_as_a_whole or not others:
         return unknown
     if best.startup_seconds is None or any(trial.startup_seconds is None for trial in others):
         return unknown

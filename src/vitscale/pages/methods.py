@@ -152,7 +152,7 @@ def _timing(measured: Sequence[TrialResult]) -> str:
         has_epochs = any(result.epoch_costs for result in measured)
         instead = "only whole epochs" if has_epochs else "nor a whole epoch"
         return f"No step was timed, {instead}. A run counts as one observation;"
-    if all(result.of_rates for result in measured):
+    if all(result.has_rates_alone for result in measured):
         return "Runs tell images/s alone. A run counts as one observation, by its rate;"
     warmup = sorted({result.trial.window.warmup_steps for result in measured})
     if any(warmup):
@@ -273,7 +273,7 @@ def _subsets(analysis: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
 
 
 def _means(_: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
-    if all(result.of_rates for result in measured):
+    if all(result.has_rates_alone for result in measured):
         evidence = "Rates were told as they are, without the times that they come from."
         return _Verdict("in part", evidence, "the times of steps")
     evidence = "Step times are averaged arithmetically; a rate is images over that time, never a mean of rates."
@@ -447,7 +447,7 @@ def _technique(analysis: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
     models = [run.model for run in runs if run.model is not None]
     runs_by_synchronised = Counter(model.synchronised_timing for model in models)
     sources = dict.fromkeys(result.epoch_seconds_source for result in measured if result.epoch_seconds_source)
-    if all(result.of_rates for result in measured):
+    if all(result.has_rates_alone for result in measured):
         evidence = "Runs tell images/s alone, and not over how many steps; timing synchronises"
     else:
         steps = _range(run.timed_steps for run in runs)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitscale.analysis import Analysis
-from vitscale.analysis.runs.figures import LEARNED
+from vitscale.analysis.runs.figures import LEARNING_FIGURES
 from vitscale.base.distribution import install_command
 from vitscale.errors import RequestError
 from vitscale.pages.contract import run_rows
@@ -125,7 +125,7 @@ def _curves(run: Run) -> dict[int, dict[str, float]]:
 
 def _epoch_values(line: EpochLine) -> dict[str, float]:
     """Return the loss and accuracies of an epoch that are known, by name."""
-    values = {name: getattr(line, name) for name in LEARNED}
+    values = {name: getattr(line, name) for name in LEARNING_FIGURES}
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-_FILE = Path(__file__).parent / "facts.json"
+_FACTS_PATH = Path(__file__).parent / "facts.json"
 
 ClusterLayout = Literal["single-node", "one-gpu-per-node"]
 
@@ -82,17 +82,23 @@ class Published:
             is_workload = fact.dataset == dataset and fact.micro_batch == micro_batch
             is_in_layout = layout is None or fact.layout == layout
             is_on_cluster = cluster is None or fact.cluster == cluster
-            fraction = fact.gpus / 10 if weak else 1.0  # of the dataset's images
-            if is_workload and is_in_layout and is_on_cluster and abs(fact.fraction - fraction) < 1e-9:
+            expected_fraction = fact.gpus / 10 if weak else 1.0
+            has_fraction = abs(fact.fraction - expected_fraction) < 1e-9
+            if is_workload and is_in_layout and is_on_cluster and has_fraction:
                 facts.append(fact)
         return tuple(sorted(facts, key=lambda fact: (fact.cluster, fact.layout, fact.gpus)))
 
 
 class _Cluster(msgspec.Struct):
+    """A cluster in the file."""
+
     unlike: bool
+    """Whether its hosts have GPUs of different kinds."""
 
 
-class _File(msgspec.Struct):
+class _FactsFile(msgspec.Struct):
+    """The content of the file."""
+
     source: Publication
     clusters: dict[str, _Cluster]
     facts: tuple[PublishedFact, ...]
@@ -105,6 +111,6 @@ def published() -> Published:
     Raises:
         ValueError: the package's own file is damaged.
     """
-    content = msgspec.json.decode(_FILE.read_bytes(), type=_File)
+    content = msgspec.json.decode(_FACTS_PATH.read_bytes(), type=_FactsFile)
     unlike_clusters = tuple(name for name, cluster in content.clusters.items() if cluster.unlike)
     return Published(content.source, unlike_clusters, content.facts)

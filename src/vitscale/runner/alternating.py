@@ -18,7 +18,7 @@ from rich.console import Console
 from vitscale.errors import RequestError, shown
 from vitscale.runner import driver
 from vitscale.runner.planning import Plan, Report, plan
-from vitscale.runner.todo import outstanding
+from vitscale.runner.todo import outstanding_runs
 from vitscale.schedulers import Submitter
 from vitscale.store import RunIndex
 from vitscale.study.file import StudyFile
@@ -125,4 +125,4 @@ def _has_work(planned: Plan, results: Path) -> bool:
     """Whether a run of this plan is still to be done."""
     if not (results / "study.json").exists():
         return True
-    return bool(outstanding(planned, RunIndex(results), retry_failed=False))
+    return bool(outstanding_runs(planned, RunIndex(results), retry_failed=False))

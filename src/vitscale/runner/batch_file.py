@@ -22,7 +22,7 @@ from pydantic import Field
 from vitscale.base.files import file_lock, read_record
 from vitscale.errors import StoreError, shown
 from vitscale.runner.evidence import log_tail
-from vitscale.runner.one_run import RunContext, attempt_number, folder_times, new_attempt
+from vitscale.runner.one_run import RunContext, folder_times, new_attempt
 from vitscale.schedulers import Cause, Scheduler, Submitter, make_scheduler
 from vitscale.schedulers.base import JobState, SchedulerSilentError
 from vitscale.store import read_study, write_outcome, write_record
@@ -32,7 +32,7 @@ from vitscale.store.results import Outcome, RunHeader, StudyRecord
 from vitscale.study.sections import LaunchSection, MeasureSection, SlurmSection
 from vitscale.trial.fields import Spec
 
-_NAME = re.compile(r"vitscale-[0-9]+x[0-9]+-[0-9a-f]{8}")
+_JOB_NAME = re.compile(r"vitscale-[0-9]+x[0-9]+-[0-9a-f]{8}")
 
 
 class BatchTask(Spec):
@@ -44,7 +44,7 @@ class BatchTask(Spec):
     """Number of its first attempt in this job."""
 
     @property
-    def task(self) -> RunKey:
+    def run(self) -> RunKey:
         """The run's trial and repeat."""
         return RunKey(self.trial_id, self.repeat)
 
@@ -94,7 +94,7 @@ class JobFile(Spec):
         has_secrets = any(is_private(name, value) for name, value in self.launch.environment.items())
         write_record(folder / f"{self.name}.json", self.model_dump_json(indent=1), private=has_secrets)
 
-    def elsewhere(self, results: Path) -> bool:
+    def writes_elsewhere(self, results: Path) -> bool:
         """Whether it writes to another folder, of which `results` is a copy.
 
         A folder that is reached by two paths is one folder. Where the job's path leads nowhere from here, nobody can
@@ -107,8 +107,8 @@ class JobFile(Spec):
         except OSError:
             return False
 
-    def tasks_of(self, element: int | None) -> tuple[BatchTask, ...]:
-        """Return the runs of one element of an array; all runs where `element` is None."""
+    def tasks_of_element(self, element: int | None) -> tuple[BatchTask, ...]:
+        """Return the one run of an element of an array; all runs of the job where `element` is None."""
         if element is None:
             return self.tasks
         return self.tasks[element : element + 1]
@@ -122,7 +122,7 @@ def read_job(results: Path, name: str) -> JobFile:
     """
     path = results / "jobs" / f"{name}.json"
     try:
-        if not _NAME.fullmatch(name):
+        if not _JOB_NAME.fullmatch(name):
             raise ValueError("no name of a job")
         return JobFile.model_validate_json(read_record(path))
     except (OSError, ValueError) as error:
@@ -143,11 +143,19 @@ def open_jobs(results: Path) -> list[JobFile]:
 
 @dataclass(frozen=True)
 class RunState:
-    """How far a job has come with one of its runs."""
+    """How far a job has come with one of its runs, by the attempt that counts."""
 
+    attempt: int
+    """Number of the attempt."""
     folder: Path
-    """Folder of the attempt that counts; it does not exist before that attempt has begun."""
+    """Folder of the attempt; it does not exist before the attempt has begun."""
     outcome: Outcome | None
+    """None: the attempt has not begun, or is under way, or was cut off."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the attempt has begun, and so has its folder."""
+        return self.folder.exists()
 
 
 def run_state(results: Path, task: BatchTask, retries: int) -> RunState:
@@ -164,25 +172,25 @@ def run_state(results: Path, task: BatchTask, retries: int) -> RunState:
         try:
             outcome = Outcome.model_validate_json(read_record(folder / "outcome.json"))
         except FileNotFoundError:
-            return RunState(folder, None)
+            return RunState(attempt, folder, outcome=None)
         except (OSError, ValueError) as error:
             raise StoreError(f"{folder / 'outcome.json'} cannot be read: {str(error).splitlines()[0]}") from None
         if not outcome.transient:
             break
-    return RunState(folder, outcome)
+    return RunState(attempt, folder, outcome)
 
 
 def run_states(results: Path, job: JobFile) -> dict[RunKey, RunState]:
     """Return how far a job has come with each of its runs."""
-    return {task.task: run_state(results, task, job.measure.retries) for task in job.tasks}
+    return {task.run: run_state(results, task, job.measure.retries) for task in job.tasks}
 
 
 def runs_without_outcome(results: Path, job: JobFile) -> set[RunKey]:
     """Return the runs of a job that have no outcome yet."""
-    return {task for task, state in run_states(results, job).items() if state.outcome is None}
+    return {run for run, state in run_states(results, job).items() if state.outcome is None}
 
 
-def drivers_lock(
+def driver_lock(
     results: Path, name: str, element: int | None, *, patience_seconds: float
 ) -> AbstractContextManager[TextIO | None]:
     """Take the lock of the driver of a job, or of one element of an array; None where it was not free in time.
@@ -194,23 +202,25 @@ def drivers_lock(
 
 
 def write_missing_outcomes(context: RunContext, tasks: Iterable[BatchTask], cause: Cause) -> None:
-    """Give each run without an outcome one with this cause: the run that was under way and those that never began.
+    """Give each of these runs that has no outcome one with this cause; the next `vitscale run` does them again.
 
-    The next `vitscale run` does them again. Runs of trials that have left the study are passed over.
+    A run that was under way has a folder, which gets the outcome. For a run that never began the folder is made first.
+    Runs of trials that have left the study are passed over.
     """
     for task in tasks:
         state = run_state(context.results, task, context.measure.retries)
         is_of_study = task.trial_id in context.record.trials
         if state.outcome is not None or not is_of_study:
             continue
-        folder = state.folder
-        if not folder.exists():
-            folder = new_attempt(context, task.task, attempt_number(folder.name))
-        write_outcome(folder, _outcome_with(cause, folder))
+        folder = state.folder if state.has_begun else new_attempt(context, task.run, state.attempt)
+        write_outcome(folder, _external_outcome(cause, folder))
 
 
-def _outcome_with(cause: Cause, folder: Path) -> Outcome:
-    """Return an outcome for a run's folder; its time is from the first to the last change in the folder."""
+def _external_outcome(cause: Cause, folder: Path) -> Outcome:
+    """Return the outcome of a run that a cause outside its trial ended.
+
+    Its time is from the first to the last change in the run's folder.
+    """
     times = folder_times(folder)
     return Outcome(
         kind=cause.kind,
@@ -228,19 +238,19 @@ FIRST_LOOK_SECONDS = 0.5
 LATEST_LOOK_SECONDS = 30.0
 """The longest pause between two looks."""
 LOOK_GROWTH = 1.3
-_SECOND_LOOK_SECONDS = 1.0
+_SECOND_QUESTION_PAUSE_SECONDS = 1.0
 """Pause before a second look where the batch system does not know a job."""
-_LAST_WORDS_SECONDS = 30.0
+_DRIVER_END_SECONDS = 30.0
 """How long the driver of a job that is over may go on writing its outcomes."""
 
 Say = Callable[[str], None]
 """Prints one line for the user."""
 States = Mapping[tuple[str, int | None], JobState]
-"""States of jobs, by (name of the job, element of its array)."""
+"""(name of a job, element of its array) -> its state; what the batch system has forgotten is missing."""
 Answer = TypeVar("Answer")
 
 
-def patiently(
+def wait_for_answer(
     scheduler: Scheduler, question: Callable[[], Answer], say: Say, pause: Callable[[float], object] = time.sleep
 ) -> Answer:
     """Ask the batch system a question until it answers, and return the answer.
@@ -273,10 +283,10 @@ def current_states(submitter: Submitter, results: Path, jobs: Sequence[JobFile])
 
     Where a job that still has runs to do is missing, the batch system is asked once more after a second.
     """
-    states = _known_states(submitter, jobs)
+    states = _states_by_element(submitter, jobs)
     if any(_has_forgotten_part(job, runs_without_outcome(results, job), states) for job in jobs):
-        time.sleep(_SECOND_LOOK_SECONDS)
-        states = {**states, **_known_states(submitter, jobs)}
+        time.sleep(_SECOND_QUESTION_PAUSE_SECONDS)
+        states = {**states, **_states_by_element(submitter, jobs)}
     return states
 
 
@@ -297,18 +307,18 @@ def settle_ended(submitter: Submitter, results: Path, job: JobFile, states: Stat
     context = job.context(study, results)
     without_outcome = runs_without_outcome(results, job)
     is_live = False
-    for element in elements(job):
-        missing = [task for task in job.tasks_of(element) if task.task in without_outcome]
-        if not missing:
+    for element in element_numbers(job):
+        unfinished = [task for task in job.tasks_of_element(element) if task.run in without_outcome]
+        if not unfinished:
             continue
         state = states.get((job.name, element))
         if state is not None and not state.over:
             is_live = True
             continue
         # The driver of a job on a node that failed may still be writing its own outcome.
-        with drivers_lock(results, job.name, element, patience_seconds=_LAST_WORDS_SECONDS):
-            cause = _cause_of_end(submitter, results, job, element, missing, states)
-            write_missing_outcomes(context, missing, cause)
+        with driver_lock(results, job.name, element, patience_seconds=_DRIVER_END_SECONDS):
+            cause = _cause_of_end(submitter, results, job, element, unfinished, states)
+            write_missing_outcomes(context, unfinished, cause)
     return job if is_live else close_job(results, job)
 
 
@@ -317,15 +327,15 @@ def _cause_of_end(
     results: Path,
     job: JobFile,
     element: int | None,
-    missing: Sequence[BatchTask],
+    unfinished: Sequence[BatchTask],
     states: States,
 ) -> Cause:
-    """Return why a job, or one element of it, ended before its runs `missing` had outcomes."""
+    """Return why a job, or one element of it, ended before its runs `unfinished` had outcomes."""
     state = states.get((job.name, element))
     job_id = f"{job.job_id}" if element is None else f"{job.job_id}_{element}"
     if state is None and _never_began(results, job, element, states):
         return Cause("failed", f"cancelled before it began (job {job_id})")
-    return submitter.cause(state.job_id if state else job_id, _hosts_of_begun_run(results, job, missing))
+    return submitter.cause(state.job_id if state else job_id, _hosts_of_begun_run(results, job, unfinished))
 
 
 def close_job(results: Path, job: JobFile) -> JobFile:
@@ -338,7 +348,7 @@ def close_job(results: Path, job: JobFile) -> JobFile:
 def state_line(submitter: Submitter, job: JobFile, states: States) -> str:
     """Return a job's state in one line: "array 12: 2 running, 4 pending (Resources)"."""
     counts = Counter[str]()
-    for element in elements(job):
+    for element in element_numbers(job):
         state = states.get((job.name, element))
         if state is not None:
             counts[_state_words(state)] += 1
@@ -360,7 +370,7 @@ def _state_words(state: JobState) -> str:
     return words
 
 
-def elements(job: JobFile) -> Sequence[int | None]:
+def element_numbers(job: JobFile) -> Sequence[int | None]:
     """Return the parts of a job that Slurm runs separately: 0, 1, ... of an array, None alone for a job."""
     return range(len(job.tasks)) if job.array else [None]
 
@@ -380,20 +390,21 @@ def _never_began(results: Path, job: JobFile, element: int | None, states: State
 def _has_forgotten_part(job: JobFile, without_outcome: set[RunKey], states: States) -> bool:
     """Whether Slurm does not know a part of the job that has runs without an outcome."""
     unknown_tasks: list[BatchTask] = []
-    for element in elements(job):
+    for element in element_numbers(job):
         if (job.name, element) not in states:
-            unknown_tasks += job.tasks_of(element)
-    return any(task.task in without_outcome for task in unknown_tasks)
+            unknown_tasks += job.tasks_of_element(element)
+    return any(task.run in without_outcome for task in unknown_tasks)
 
 
-def _known_states(submitter: Submitter, jobs: Sequence[JobFile]) -> dict[tuple[str, int | None], JobState]:
-    """Ask the batch system once for the states of these jobs."""
-    return {(state.name, state.element): state for state in submitter.states([job.name for job in jobs])}
+def _states_by_element(submitter: Submitter, jobs: Sequence[JobFile]) -> dict[tuple[str, int | None], JobState]:
+    """Ask the batch system once for the states of these jobs; those that it has forgotten are missing."""
+    states = submitter.states([job.name for job in jobs])
+    return {(state.name, state.element): state for state in states}
 
 
-def _hosts_of_begun_run(results: Path, job: JobFile, missing: Sequence[BatchTask]) -> tuple[str, ...]:
-    """Return the hosts of the run that was under way; empty where none was."""
-    for task in missing:
+def _hosts_of_begun_run(results: Path, job: JobFile, unfinished: Sequence[BatchTask]) -> tuple[str, ...]:
+    """Return the hosts of the first of these runs that was under way; empty where none was."""
+    for task in unfinished:
         header = run_state(results, task, job.measure.retries).folder / "trial.json"
         if header.exists():
             return RunHeader.model_validate_json(read_record(header)).hosts

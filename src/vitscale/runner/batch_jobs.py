@@ -16,7 +16,7 @@ from vitscale.runner import batch_file
 from vitscale.runner.one_run import RunContext, next_attempt
 from vitscale.runner.planning import Plan, Report
 from vitscale.runner.progress import StudyProgress
-from vitscale.runner.todo import AddedRuns, existing_outcomes, outstanding, refuse_damaged, skip_unfit
+from vitscale.runner.todo import AddedRuns, existing_outcomes, outstanding_runs, refuse_damaged, skip_unfit
 from vitscale.schedulers import Submitter
 from vitscale.schedulers.base import BatchJob, SchedulerError, SchedulerMissingError
 from vitscale.store import RunIndex, write_record
@@ -55,10 +55,10 @@ def submit_outstanding(
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     try:
-        settle(submitter, results, say)
+        settle_earlier_jobs(submitter, results, say)
         index = RunIndex(results)
         refuse_damaged(results, index)
-        todo = outstanding(plan, index, retry_failed=retry_failed)
+        todo = outstanding_runs(plan, index, retry_failed=retry_failed)
         outcomes = existing_outcomes(plan, index, todo)
         todo = skip_unfit(context, todo, unfit, index, outcomes)
         added = AddedRuns(plan, results, outcomes, todo)
@@ -71,12 +71,12 @@ def submit_outstanding(
                 outcomes[task] = outcome
                 progress.end(plan.record.trials[task.trial_id], outcome)
 
-            progress.expect(len(todo), added.most())
+            progress.expect(len(todo), added.most_to_come())
             submit_and_watch(context, submitter, todo, say, on_outcome)
             for task in added:
                 submit_and_watch(context, submitter, [task], say, on_outcome)
     except KeyboardInterrupt:
-        raise _detached(batch_file.open_jobs(results)) from None
+        raise _detached_error(batch_file.open_jobs(results)) from None
     return Report(done, outcomes)
 
 
@@ -94,7 +94,7 @@ def refuse_live_jobs(results: Path) -> None:
         )
 
 
-def script_for(context: RunContext, submitter: Submitter, tasks: Sequence[RunKey]) -> list[str]:
+def job_scripts(context: RunContext, submitter: Submitter, tasks: Sequence[RunKey]) -> list[str]:
     """Return the scripts that would be submitted, with zeros for the digits in each job's name; nothing is written.
 
     Raises:
@@ -112,7 +112,7 @@ def live_jobs(results: Path) -> list[str]:
     """
     jobs_by_scheduler: dict[str, list[batch_file.JobFile]] = {}
     for job in batch_file.open_jobs(results):
-        if not job.elsewhere(results):
+        if not job.writes_elsewhere(results):
             jobs_by_scheduler.setdefault(job.scheduler, []).append(job)
 
     live: list[batch_file.JobFile] = []
@@ -129,7 +129,7 @@ def live_jobs(results: Path) -> list[str]:
     return [job.job_id or job.name for job in live]
 
 
-def settle(submitter: Submitter, results: Path, say: batch_file.Say) -> None:
+def settle_earlier_jobs(submitter: Submitter, results: Path, say: batch_file.Say) -> None:
     """Close the jobs of earlier calls that have ended, and write the outcomes that they have left unwritten.
 
     Jobs that are live stay open.
@@ -139,12 +139,12 @@ def settle(submitter: Submitter, results: Path, say: batch_file.Say) -> None:
     """
     jobs = []
     for job in batch_file.open_jobs(results):
-        if job.elsewhere(results):
+        if job.writes_elsewhere(results):
             say(f"job {job.job_id or job.name} works on {job.results}, of which this is a copy, and is left to it")
             batch_file.close_job(results, job)
         else:
             jobs.append(job)
-    states = batch_file.patiently(submitter, lambda: batch_file.current_states(submitter, results, jobs), say)
+    states = batch_file.wait_for_answer(submitter, lambda: batch_file.current_states(submitter, results, jobs), say)
     for job in jobs:
         known_job = job if job.job_id is not None else _with_job_id(results, job, states)
         if known_job.job_id is None:
@@ -208,7 +208,7 @@ def submit_and_watch(
             runs_to_come = counted(len(batch_file.runs_without_outcome(results, job)), "run")
             say(f"job {job.job_id} was submitted before: {runs_to_come} to come")
         submission.submit_more()
-        _watch(submission, set(tasks), on_outcome)
+        _watch_jobs(submission, set(tasks), on_outcome)
     except SchedulerError as error:
         if jobs:
             raise type(error)(f"{error} {_how_to_go_on(jobs)}") from None
@@ -221,7 +221,7 @@ def _jobs_with_any_of(results: Path, tasks: set[RunKey]) -> list[batch_file.JobF
     for job in batch_file.open_jobs(results):
         without_outcome = batch_file.runs_without_outcome(results, job)
         if not without_outcome:
-            batch_file.close_job(results, job)  # its last run has ended since `settle` looked
+            batch_file.close_job(results, job)  # its last run has ended since `settle_earlier_jobs` looked
         elif tasks & without_outcome:
             jobs.append(job)
     return jobs
@@ -261,7 +261,7 @@ class _Submission:
             except SchedulerMissingError:
                 raise
             except SchedulerError as error:  # of this shape of world: another may be taken
-                self._refused.setdefault(str(error), []).append(_shape(self._context, job))
+                self._refused.setdefault(str(error), []).append(_world_in_words(self._context, job))
         if self._refused and not self._coming:
             refusals = [f"{', '.join(shapes)}: {words}" for words, shapes in self._refused.items()]
             raise SchedulerError(" ".join(refusals))
@@ -274,7 +274,7 @@ class _Submission:
         return sum(_most_at_a_time(self.results, other) for other in (*self.jobs, job)) <= limit
 
 
-def _watch(submission: _Submission, tasks: set[RunKey], on_outcome: Callable[[RunKey, Outcome], None]) -> None:
+def _watch_jobs(submission: _Submission, tasks: set[RunKey], on_outcome: Callable[[RunKey, Outcome], None]) -> None:
     """Look at all jobs together, ever less often, until none is live; more are submitted as others end.
 
     Args:
@@ -290,7 +290,7 @@ def _watch(submission: _Submission, tasks: set[RunKey], on_outcome: Callable[[Ru
     pause_seconds = batch_file.FIRST_LOOK_SECONDS
     while jobs:
         # States first: once a job is over, the outcomes read afterwards are all that will come.
-        states = batch_file.patiently(submitter, lambda: batch_file.current_states(submitter, results, jobs), say)
+        states = batch_file.wait_for_answer(submitter, lambda: batch_file.current_states(submitter, results, jobs), say)
         for job in list(jobs):
             is_closed = batch_file.settle_ended(submitter, results, job, states).closed
             for task, state in batch_file.run_states(results, job).items():
@@ -327,7 +327,7 @@ def _most_elements(submitter: Submitter, say: batch_file.Say | None) -> int:
     try:
         if say is None:
             return submitter.most_elements()
-        return batch_file.patiently(submitter, submitter.most_elements, say)
+        return batch_file.wait_for_answer(submitter, submitter.most_elements, say)
     except SchedulerError:
         return Submitter.most_elements(submitter)
 
@@ -359,7 +359,7 @@ def new_jobs(
     """
     tasks_by_shape: dict[_Shape, list[batch_file.BatchTask]] = {}
     for task in tasks:
-        shape = _Shape(context.record.trials[task.trial_id].world, _on_gpus(context, task.trial_id))
+        shape = _Shape(context.record.trials[task.trial_id].world, _trains_on_gpus(context, task.trial_id))
         batch_task = batch_file.BatchTask(
             trial_id=task.trial_id, repeat=task.repeat, attempt=next_attempt(attempts, task)
         )
@@ -381,7 +381,8 @@ def new_jobs(
             )
 
 
-def _on_gpus(context: RunContext, trial_id: str) -> bool:
+def _trains_on_gpus(context: RunContext, trial_id: str) -> bool:
+    """Whether the ranks of a trial need GPUs."""
     return context.record.trials[trial_id].train.device == "cuda"
 
 
@@ -391,7 +392,7 @@ def job_request(context: RunContext, job: batch_file.JobFile) -> BatchJob:
     return BatchJob(
         name=job.name,
         world=context.record.trials[trial_id].world,
-        on_gpus=_on_gpus(context, trial_id),
+        on_gpus=_trains_on_gpus(context, trial_id),
         results=context.results,
         cwd=Path.cwd(),
         elements=len(job.tasks) if job.array else None,
@@ -421,7 +422,7 @@ def submit_job(
         return existing_ids[0] if existing_ids else submitter.submit(script)
 
     try:
-        submitted_job = job.model_copy(update={"job_id": batch_file.patiently(submitter, job_id, say)})
+        submitted_job = job.model_copy(update={"job_id": batch_file.wait_for_answer(submitter, job_id, say)})
     except SchedulerError:
         for path in (script, script.with_suffix(".json")):
             path.unlink()
@@ -429,17 +430,17 @@ def submit_job(
     submitted_job.write(context.results)
     noun = "array" if job.array else "job"
     runs = counted(len(job.tasks), "run")
-    say(f"{noun} {submitted_job.job_id} submitted: {runs} on {_shape(context, job)}")
+    say(f"{noun} {submitted_job.job_id} submitted: {runs} on {_world_in_words(context, job)}")
     return submitted_job
 
 
-def _shape(context: RunContext, job: batch_file.JobFile) -> str:
+def _world_in_words(context: RunContext, job: batch_file.JobFile) -> str:
     """Return the world of a job's runs in words: "2 x 4 ranks"."""
     world = context.record.trials[job.tasks[0].trial_id].world
     return f"{world.nodes} x {world.ranks_per_node} ranks"
 
 
-def _detached(jobs: Sequence[batch_file.JobFile]) -> Detached:
+def _detached_error(jobs: Sequence[batch_file.JobFile]) -> Detached:
     """Return the error for a call that was interrupted while these jobs were open."""
     if not jobs:
         return Detached("interrupted: nothing was submitted.")

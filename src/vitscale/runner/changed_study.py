@@ -17,13 +17,13 @@ from vitscale.errors import RequestError, shown
 from vitscale.present.data import dotted
 from vitscale.present.units import listed
 from vitscale.store.results import StudyRecord
-from vitscale.study.file import overridden
+from vitscale.study.file import parse_overrides
 from vitscale.trial.trial import LOCATION_FIELDS, Trial, WindowSpec
 
-_MOST_LISTED = 3
+_MOST_CHANGES_LISTED = 3
 _LAUNCH_FIELDS = ("launcher", "threads_per_rank")
 """Fields of [launch] that are part of a trial."""
-_RESTORE_FILE = "put that file back as it was"
+_RESTORE_FILE_CLAUSE = "put that file back as it was"
 
 
 class Change(NamedTuple):
@@ -58,10 +58,10 @@ def changes(stored: StudyRecord, planned: StudyRecord) -> list[Change]:
     return list(change_by_field.values())
 
 
-def in_brackets(causes: Iterable[Change]) -> str:
+def changes_in_brackets(causes: Iterable[Change]) -> str:
     """Return the changes in brackets, to end a sentence: " (train.learning_rate was 0.0005 and is 0.001)"; or ""."""
     words = [change.words for change in causes]
-    return f" ({listed(words, most=_MOST_LISTED)})" if words else ""
+    return f" ({listed(words, most=_MOST_CHANGES_LISTED)})" if words else ""
 
 
 def ways_to_continue(causes: Sequence[Change], stored: StudyRecord, planned: StudyRecord) -> list[str]:
@@ -116,6 +116,7 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[_D
 
 
 def _shown_value(value: object) -> str:
+    """Return a value as a message shows it; "not given" for None."""
     return "not given" if value is None else shown(value)
 
 
@@ -130,7 +131,7 @@ def _overridden_values(study: StudyRecord) -> dict[str, Any]:
     Empty where the words of the command line cannot be read.
     """
     try:
-        return dotted(overridden(study.overrides))
+        return dotted(parse_overrides(study.overrides))
     except RequestError:
         return {}
 
@@ -219,6 +220,7 @@ def _digest_changes(stored: StudyRecord, planned: StudyRecord) -> Iterator[Chang
 
 
 def _digests(study: StudyRecord, file: _DigestedFile) -> set[str | None]:
+    """Return the different digests of a file that a study's trials have."""
     return {getattr(trial, file.digest_field) for trial in study.trials.values()}
 
 
@@ -234,9 +236,9 @@ def _config_changes(stored: StudyRecord, planned: StudyRecord) -> Iterator[Chang
     configs = _deepspeed_configs(stored)
     new_configs = _deepspeed_configs(planned)
     if configs and new_configs and configs != new_configs:
-        keys = listed(_differences(configs[0], new_configs[0]), most=_MOST_LISTED)
+        keys = listed(_differences(configs[0], new_configs[0]), most=_MOST_CHANGES_LISTED)
         words = f"the content of train.deepspeed_config has changed: {keys}"
-        yield Change("train.deepspeed_config", words, _RESTORE_FILE)
+        yield Change("train.deepspeed_config", words, _RESTORE_FILE_CLAUSE)
 
 
 def _deepspeed_configs(study: StudyRecord) -> list[dict[str, Any]]:
@@ -256,7 +258,7 @@ def _class_changes(stored: StudyRecord, planned: StudyRecord) -> Iterator[Change
     new_classes = {trial.data.classes for trial in planned.trials.values()}
     are_names = all(isinstance(names, tuple) for names in classes | new_classes)
     if are_names and classes != new_classes:
-        yield Change("data.classes", "the names in the file of data.classes have changed", _RESTORE_FILE)
+        yield Change("data.classes", "the names in the file of data.classes have changed", _RESTORE_FILE_CLAUSE)
 
 
 def _trial_changes(stored: StudyRecord, planned: StudyRecord) -> Iterator[Change]:

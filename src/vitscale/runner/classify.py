@@ -9,42 +9,59 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from vitscale.errors import printable
-from vitscale.runner.evidence import SSH_FAILED, RunEvidence, RunVerdict, last_words, log_tail, lost_peer, own_cause
-from vitscale.runner.watch import position, starved, waited_for
+from vitscale.runner.evidence import (
+    SSH_FAILED,
+    RankExit,
+    RunEvidence,
+    RunVerdict,
+    has_own_error,
+    is_about_lost_peer,
+    last_words,
+    log_tail,
+)
+from vitscale.runner.watch import position_in_words, ranks_waited_for, starved_ranks
 from vitscale.store import is_full
 from vitscale.store.records import ErrorLine
 from vitscale.store.results import Outcome
 
-_DETAIL_CHARACTERS = 16_000
+_MOST_DETAIL_CHARACTERS = 16_000
+"""Longest detail of an outcome, from its end."""
+_MOST_WORDS_CHARACTERS = 300
+"""Longest quotation of somebody else's words in a reason."""
+_MOST_LISTED = 8
+"""Most ranks or hosts that a reason lists."""
 # Signals that begin a failure; an exception, SIGTERM and SIGABRT may also follow from another rank's end.
-_FIRST_CAUSES = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
+_FIRST_CAUSE_SIGNALS = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 # Failures that may have passed when a run is tried again, in the kernel's words, whichever library quotes them.
-_PASSING = re.compile(
+_PASSING_FAILURE = re.compile(
     r"address already in use|EADDRINUSE|no route to host|host is unreachable|name resolution|connection timed out"
     # What srun says while Slurm's controller is restarted.
     r"|unable to contact slurm controller|unable to create step|socket timed out on send/recv",
     re.IGNORECASE,
 )
-_NOT_SHARED = re.compile(r"\S{1,400} is not seen on this host: is the results folder shared by all hosts\?")
+_FOLDER_NOT_SHARED = re.compile(r"\S{1,400} is not seen on this host: is the results folder shared by all hosts\?")
 """What ranks and host agents say (`vitscale.worker`, `vitscale.processes.host_agent`)."""
 # What a host agent or a rank that cannot begin says: it cannot reach the driver, or does not see the folder.
-_OWN_WORDS = re.compile(r"^vitscale: ([^\n]{1,300})", re.MULTILINE)
+_VITSCALE_WORDS = re.compile(r"^vitscale: ([^\n]{1,300})", re.MULTILINE)
 # What a rank raises where a process that loads its images is gone (torch: dataloader.py and DataLoader.cpp).
 _LOADER_GONE = re.compile(
     r"DataLoader worker \(pid(?: \d+\) is killed by signal: Killed|\(s\) [\d, ]+\) exited unexpectedly)"
 )
 # What mpirun says below the words of ssh or of the shell there, which may name no host (Open MPI 4 and 5).
-_NO_DAEMON = re.compile(r"^(?:ORTE|PRTE) was unable to reliably start one or more daemons", re.MULTILINE)
+_MISSING_DAEMON = re.compile(r"^(?:ORTE|PRTE) was unable to reliably start one or more daemons", re.MULTILINE)
 # Slurm 22.05 refuses a job's every further step like this once its controller was restarted.
-_NO_STEP = re.compile(
+_REFUSED_STEP = re.compile(
     r"^srun: error: (Unable to create step [^\n]{0,80}: Memory required by task is not available)", re.M
 )
-_AT_ONCE_SECONDS = 1.0
+_SAME_TIME_SECONDS = 1.0
 """Ranks that a launcher ends because another has failed are gone within a fraction of this time."""
 
 
 def outcome_of(evidence: RunEvidence) -> Outcome:
     """Return the outcome of one run: the verdict of the first of `JUDGES` that gives one.
+
+    A judge is a function that blames one kind of cause: it returns its verdict, or None where the evidence does not
+    show that cause.
 
     A rank that was killed, or that left early, has recorded nothing, and what the others then record (a lost
     connection) only follows from that. So heartbeats, the launcher's report of exit codes and the kernel's OOM counter
@@ -57,7 +74,7 @@ def outcome_of(evidence: RunEvidence) -> Outcome:
     return Outcome(
         kind=verdict.kind,
         reason=_shown_reason(verdict, evidence),
-        detail=verdict.detail[-_DETAIL_CHARACTERS:],
+        detail=verdict.detail[-_MOST_DETAIL_CHARACTERS:],
         rank=verdict.rank,
         host=verdict.host or guilty_host,
         external=verdict.external,
@@ -86,26 +103,26 @@ def _shown_reason(verdict: RunVerdict, evidence: RunEvidence) -> str:
     return f"{reason} (rank {verdict.rank} of {groups})" if groups else reason
 
 
-def _lost_host(evidence: RunEvidence) -> RunVerdict | None:
+def _judge_lost_host(evidence: RunEvidence) -> RunVerdict | None:
     """Blame a host that answered at the start and not at the end, unless a rank recorded a cause of its own."""
     ending = evidence.ending
-    if not ending.unreached or any(map(own_cause, evidence.ranks)) or ending.stopped == "timeout":
+    if not ending.unreached or any(map(has_own_error, evidence.ranks)) or ending.stopped == "timeout":
         return None
     host = ending.unreached[0]
     # Hosts call themselves by a short name; a hostfile may have the long one.
     short_name = host.split(".")[0]
     ranks = [rank for rank, status in sorted(ending.statuses.items()) if status.host.split(".")[0] == short_name]
-    return _silent_host(host, ranks, evidence) if ranks else None
+    return _verdict_on_silent_host(host, ranks, evidence) if ranks else None
 
 
-def _silent_host(host: str, ranks: Sequence[int], evidence: RunEvidence) -> RunVerdict:
+def _verdict_on_silent_host(host: str, ranks: Sequence[int], evidence: RunEvidence) -> RunVerdict:
     """Return the verdict on a host that does not answer any more. Args: ranks: those on the host."""
-    rank_list = ", ".join(map(str, ranks[:8]))
+    rank_list = ", ".join(map(str, ranks[:_MOST_LISTED]))
     reason = f"host {host} does not answer any more: it or its link is gone (rank {rank_list})"
     return RunVerdict("failed", reason, ranks[0], evidence.tail, host=host, transient=True)
 
 
-def _killed_launcher(evidence: RunEvidence) -> RunVerdict | None:
+def _judge_killed_launcher(evidence: RunEvidence) -> RunVerdict | None:
     """Blame the signal that ended a launcher, and its ranks with it.
 
     With a single rank it may be the rank that was ended: then another judge decides.
@@ -126,19 +143,20 @@ class _LostRank(NamedTuple):
     rank: int
 
 
-def _lost_rank(evidence: RunEvidence) -> RunVerdict | None:
+def _judge_lost_rank(evidence: RunEvidence) -> RunVerdict | None:
     """Blame the rank whose heartbeat broke off first, unless another rank recorded a cause of its own before."""
     if evidence.ending.stopped in ("hang", "timeout"):
         return None
-    lost = _lost_ranks(evidence)
-    if not lost or _has_unheard_failure(evidence):
+    lost_ranks = _lost_ranks(evidence)
+    if not lost_ranks or _has_unheard_failure(evidence):
         return None
     code_by_rank = dict(reversed(evidence.codes))  # of several reports on a rank the first one counts
-    rank = _first_lost_rank(lost, code_by_rank)
+    rank = _first_lost_rank(lost_ranks, code_by_rank)
     code = code_by_rank.get(rank)
-    # A rank that a signal took ended when its heartbeat did; other ends may be heard of in any order.
-    tolerance_seconds = 0.0 if _is_first_cause(code) else _AT_ONCE_SECONDS
-    if _has_own_cause_until(evidence, lost[0].lost_seconds + tolerance_seconds):
+    # A rank that a signal ended went when its heartbeat did; other ends may be heard of in any order.
+    tolerance_seconds = 0.0 if _is_first_cause(code) else _SAME_TIME_SECONDS
+    first_loss_seconds = lost_ranks[0].lost_seconds
+    if _has_own_error_until(evidence, first_loss_seconds + tolerance_seconds):
         return None
     return _verdict_on_lost_rank(rank, code, evidence)
 
@@ -157,26 +175,31 @@ def _has_unheard_failure(evidence: RunEvidence) -> bool:
     return any(code > 0 and rank not in evidence.ending.statuses for rank, code in evidence.reports.codes)
 
 
-def _first_lost_rank(lost: Sequence[_LostRank], code_by_rank: Mapping[int, int]) -> int:
+def _first_lost_rank(lost_ranks: Sequence[_LostRank], code_by_rank: Mapping[int, int]) -> int:
     """Return the rank that was lost first; of those lost at about the same time one that no launcher ended.
 
-    A busy driver hears late, and in any order. Args: lost: the first one first.
+    A busy driver hears late, and in any order.
+
+    Args:
+        lost_ranks: the first one first.
+        code_by_rank: exit codes that launchers report.
     """
-    for other in lost:
-        is_at_once = other.lost_seconds - lost[0].lost_seconds < _AT_ONCE_SECONDS
-        if is_at_once and _is_first_cause(code_by_rank.get(other.rank)):
-            return other.rank
-    return lost[0].rank
+    first = lost_ranks[0]
+    for lost in lost_ranks:
+        is_at_same_time = lost.lost_seconds - first.lost_seconds < _SAME_TIME_SECONDS
+        if is_at_same_time and _is_first_cause(code_by_rank.get(lost.rank)):
+            return lost.rank
+    return first.rank
 
 
 def _is_first_cause(code: int | None) -> bool:
-    """Whether an exit code is that of a signal that begins a failure (`_FIRST_CAUSES`)."""
-    return code is not None and -code in _FIRST_CAUSES
+    """Whether an exit code is that of a signal that begins a failure (`_FIRST_CAUSE_SIGNALS`)."""
+    return code is not None and -code in _FIRST_CAUSE_SIGNALS
 
 
-def _has_own_cause_until(evidence: RunEvidence, seconds: float) -> bool:
+def _has_own_error_until(evidence: RunEvidence, seconds: float) -> bool:
     """Whether a rank recorded a cause of its own and ended by then, on the driver's monotonic clock."""
-    for record in filter(own_cause, evidence.ranks):
+    for record in filter(has_own_error, evidence.ranks):
         status = evidence.ending.statuses.get(record.rank)
         if status is not None and status.ended_seconds is not None and status.ended_seconds <= seconds:
             return True
@@ -193,7 +216,7 @@ def _verdict_on_lost_rank(rank: int, code: int | None, evidence: RunEvidence) ->
             for other, status in sorted(statuses.items())
             if status.host == host and status.disconnection == "silent"
         ]
-        return _silent_host(host, silent_ranks, evidence)
+        return _verdict_on_silent_host(host, silent_ranks, evidence)
     if code is not None and code < 0:
         return _verdict_on_signal(rank, -code, evidence)
     if code is None and not evidence.reports.lists_all_failures:
@@ -202,7 +225,7 @@ def _verdict_on_lost_rank(rank: int, code: int | None, evidence: RunEvidence) ->
     return RunVerdict("failed", reason, rank, evidence.tail)
 
 
-def _silent_rank(evidence: RunEvidence) -> RunVerdict | None:
+def _judge_silent_rank(evidence: RunEvidence) -> RunVerdict | None:
     """Blame a rank that ended without a word: a signal that neither driver nor torchrun sent ended it, or it left."""
     if evidence.ending.stopped in ("hang", "timeout") or evidence.reports.launcher_killed:
         return None
@@ -239,7 +262,7 @@ class _RecordedError(NamedTuple):
     rank: int
 
 
-def _first_error(evidence: RunEvidence) -> RunVerdict | None:
+def _judge_recorded_errors(evidence: RunEvidence) -> RunVerdict | None:
     """Blame the exception that was recorded first; a lost connection only where there is no other exception.
 
     Lost connections follow from another rank's end.
@@ -255,10 +278,10 @@ def _first_error(evidence: RunEvidence) -> RunVerdict | None:
     if _LOADER_GONE.search(error.message) is not None and _kernel_out_of_memory(evidence):
         reason = f"a process that loads images for rank {rank} was ended by the kernel: out of memory"
         return RunVerdict("oom", reason, rank, error.traceback)
-    may_pass = _PASSING.search(error.message) is not None and not error.out_of_memory
+    may_pass = _PASSING_FAILURE.search(error.message) is not None and not error.out_of_memory
     return RunVerdict(
         "oom" if error.out_of_memory else "failed",
-        _sentence(error, rank),
+        _error_sentence(error, rank),
         rank,
         error.traceback,
         external=error.disk_full,
@@ -267,10 +290,10 @@ def _first_error(evidence: RunEvidence) -> RunVerdict | None:
 
 
 def _earliest_error(errors: Sequence[_RecordedError], evidence: RunEvidence) -> _RecordedError:
-    """Return the error that came first, lost connections after all others.
+    """Return the error that came first; one about a lost connection only where all are, for these only follow.
 
-    They are ordered by when the driver heard of the ranks' ends, where it heard of all of them: hosts' clocks differ,
-    and may be set.
+    The time of an error is when the driver heard of the rank's end, if it heard of all these ranks. Else it is by the
+    clocks of their hosts, which differ and may be set.
     """
     end_by_rank = {
         rank: status.ended_seconds
@@ -282,7 +305,8 @@ def _earliest_error(errors: Sequence[_RecordedError], evidence: RunEvidence) -> 
     def seconds(recorded: _RecordedError) -> float:
         return end_by_rank[recorded.rank] if heard_of_all else recorded.error.unix_seconds
 
-    return min(errors, key=lambda recorded: (lost_peer(recorded.error), seconds(recorded)))
+    causes = [recorded for recorded in errors if not is_about_lost_peer(recorded.error)]
+    return min(causes or errors, key=seconds)
 
 
 def _ended_from_here(evidence: RunEvidence, rank: int) -> bool:
@@ -291,34 +315,41 @@ def _ended_from_here(evidence: RunEvidence, rank: int) -> bool:
     return evidence.ending.stopped is not None and status is not None and status.ended_seconds is None
 
 
-def _unreached_host(evidence: RunEvidence) -> RunVerdict | None:
+def _judge_unreached_host(evidence: RunEvidence) -> RunVerdict | None:
     """Blame a host on which nothing could be started."""
-    ending = evidence.ending
     if evidence.reports.unreached:
         host, words = evidence.reports.unreached[0]
         reason = f"host {host} could not be reached: {words}"
         return RunVerdict("failed", reason, detail=evidence.tail, host=host, transient=True)
     if evidence.ranks:
         return None
-    if ending.not_begun and not ending.statuses:
-        host, code = ending.not_begun[0]
-        fact = f"host {host} could not be reached" if code == SSH_FAILED else f"nothing could be started on host {host}"
-        words = ending.last_words or f"exit code {code}"
-        return RunVerdict(
-            "failed", f"{fact}: {words[:300]}", detail=evidence.tail, host=host, transient=_may_pass(evidence)
-        )
-    no_daemon = _NO_DAEMON.search(evidence.tail)
+    if evidence.ending.not_begun and not evidence.ending.statuses:
+        return _verdict_on_failed_command(evidence)
+    no_daemon = _MISSING_DAEMON.search(evidence.tail)
     if no_daemon is None:
         return None
-    text_before = evidence.tail[: no_daemon.start()].rstrip("-\n")
-    words = last_words(text_before) or "mpirun does not say why"
+    log_before = evidence.tail[: no_daemon.start()].rstrip("-\n")
+    return _verdict_on_missing_daemon(evidence, words=last_words(log_before) or "mpirun does not say why")
+
+
+def _verdict_on_failed_command(evidence: RunEvidence) -> RunVerdict:
+    """Return the verdict on the first host where ssh, or the shell there, began nothing; there is one."""
+    host, code = evidence.ending.not_begun[0]
+    fact = f"host {host} could not be reached" if code == SSH_FAILED else f"nothing could be started on host {host}"
+    words = evidence.ending.last_words or f"exit code {code}"
+    reason = f"{fact}: {words[:_MOST_WORDS_CHARACTERS]}"
+    return RunVerdict("failed", reason, detail=evidence.tail, host=host, transient=_has_passing_failure(evidence))
+
+
+def _verdict_on_missing_daemon(evidence: RunEvidence, *, words: str) -> RunVerdict:
+    """Return the verdict where mpirun could not start its daemon on another host. Args: words: why, as printed."""
     remote_hosts = evidence.elsewhere
     return RunVerdict(
         "failed",
-        f"nothing could be started on {_host_or_hosts(remote_hosts)}: {words[:300]}",
+        f"nothing could be started on {_host_or_hosts(remote_hosts)}: {words[:_MOST_WORDS_CHARACTERS]}",
         detail=evidence.tail,
-        host=remote_hosts[0] if len(remote_hosts) == 1 else None,
-        transient=_may_pass(evidence),
+        host=remote_hosts[0] if len(remote_hosts) == 1 else None,  # mpirun names none
+        transient=_has_passing_failure(evidence),
     )
 
 
@@ -328,16 +359,16 @@ def _host_or_hosts(hosts: Sequence[str]) -> str:
         return "one or more of the hosts"
     if len(hosts) == 1:
         return f"host {hosts[0]}"
-    more = f" and {len(hosts) - 8} more" if len(hosts) > 8 else ""
-    return f"one or more of the hosts {', '.join(hosts[:8])}{more}"
+    more = f" and {len(hosts) - _MOST_LISTED} more" if len(hosts) > _MOST_LISTED else ""
+    return f"one or more of the hosts {', '.join(hosts[:_MOST_LISTED])}{more}"
 
 
-def _may_pass(evidence: RunEvidence) -> bool:
+def _has_passing_failure(evidence: RunEvidence) -> bool:
     """Whether the log has words of a failure that may have passed when the run is tried again."""
-    return _PASSING.search(evidence.tail) is not None
+    return _PASSING_FAILURE.search(evidence.tail) is not None
 
 
-def _stopped(evidence: RunEvidence) -> RunVerdict | None:
+def _judge_stopped_run(evidence: RunEvidence) -> RunVerdict | None:
     """Judge a run that the driver ended because its time was over or it hung."""
     ending = evidence.ending
     if ending.stopped == "timeout":
@@ -348,10 +379,12 @@ def _stopped(evidence: RunEvidence) -> RunVerdict | None:
     silence = f"no rank recorded anything for {ending.limit_seconds:g} s"
     guilty = _guilty_of_hang(evidence)
     if not guilty:
-        last_signs = "; ".join(f"rank {record.rank}: {record.last_sign}" for record in evidence.ranks[:8])
-        return RunVerdict("hang", f"{silence} ({last_signs or 'no rank had started'})", detail=_stack(evidence, 0))
+        last_signs = "; ".join(f"rank {record.rank}: {record.last_sign}" for record in evidence.ranks[:_MOST_LISTED])
+        return RunVerdict(
+            "hang", f"{silence} ({last_signs or 'no rank had started'})", detail=_stack_or_log(evidence, 0)
+        )
     reason = f"{silence}: {_state_of_guilty(guilty, evidence)}"
-    return RunVerdict("hang", reason, guilty[0], _stack(evidence, guilty[0]))
+    return RunVerdict("hang", reason, guilty[0], _stack_or_log(evidence, guilty[0]))
 
 
 def _guilty_of_hang(evidence: RunEvidence) -> list[int]:
@@ -359,7 +392,7 @@ def _guilty_of_hang(evidence: RunEvidence) -> list[int]:
     ending = evidence.ending
     if ending.stopped_ranks:
         return sorted(ending.stopped_ranks)
-    return starved(ending.statuses, ending.seen_seconds) or waited_for(ending.statuses)
+    return starved_ranks(ending.statuses, ending.seen_seconds) or ranks_waited_for(ending.statuses)
 
 
 def _state_of_guilty(guilty: Sequence[int], evidence: RunEvidence) -> str:
@@ -367,32 +400,33 @@ def _state_of_guilty(guilty: Sequence[int], evidence: RunEvidence) -> str:
     ending = evidence.ending
     first = guilty[0]
     status = ending.statuses[first]
+    position = position_in_words(status)
     if first in ending.stopped_ranks:
-        state = f"is stopped (SIGSTOP), in {position(status)}"
-    elif first in starved(ending.statuses, ending.seen_seconds):
+        state = f"is stopped (SIGSTOP), in {position}"
+    elif first in starved_ranks(ending.statuses, ending.seen_seconds):
         silent_seconds = ending.seen_seconds - status.heard_seconds
-        state = f"is stopped or starved: no sign of life for {silent_seconds:.0f} s, last seen in {position(status)}"
+        state = f"is stopped or starved: no sign of life for {silent_seconds:.0f} s, last seen in {position}"
     else:
-        state = f"stands in {position(status)}"
-    clause = f"rank {', '.join(map(str, guilty[:8]))} {state}"
+        state = f"stands in {position}"
+    clause = f"rank {', '.join(map(str, guilty[:_MOST_LISTED]))} {state}"
     if len(ending.statuses) <= len(guilty):
         return clause
     return f"{clause}, and the others wait for {'it' if len(guilty) == 1 else 'them'}"
 
 
-def _stack(evidence: RunEvidence, rank: int) -> str:
+def _stack_or_log(evidence: RunEvidence, rank: int) -> str:
     """Return the stacks of a rank's threads, which it wrote down when the driver asked; else what was printed."""
     return log_tail(evidence.folder / f"stack-rank-{rank}.txt") or evidence.tail
 
 
-_NO_ROOM = re.compile(rf"\[Errno (?:{errno.ENOSPC}|{errno.EDQUOT})\]")
+_NO_ROOM_ERROR = re.compile(rf"\[Errno (?:{errno.ENOSPC}|{errno.EDQUOT})\]")
 """In Python's message on a file that could not be made or written."""
 
 
-def _disk_full(evidence: RunEvidence) -> RunVerdict | None:
+def _judge_full_disk(evidence: RunEvidence) -> RunVerdict | None:
     """Blame a disk too full even for the ranks' last words, or for the files that these would be in."""
     says_no_room = any(
-        _NO_ROOM.search(line) is not None and str(evidence.folder) in line for line in evidence.tail.splitlines()
+        _NO_ROOM_ERROR.search(line) is not None and str(evidence.folder) in line for line in evidence.tail.splitlines()
     )
     if not says_no_room and not is_full(evidence.folder):
         return None
@@ -400,50 +434,79 @@ def _disk_full(evidence: RunEvidence) -> RunVerdict | None:
     return RunVerdict("failed", reason, detail=evidence.tail, external=True)
 
 
-def _from_outside(evidence: RunEvidence) -> RunVerdict:
+def _judge_from_outside(evidence: RunEvidence) -> RunVerdict:
     """Judge by what is seen from outside alone: exit codes, and which ranks have not finished."""
-    tail = evidence.tail
-    own_words = _OWN_WORDS.search(tail)
-    refused_step = _NO_STEP.search(tail)
-    if not evidence.ranks and own_words is None and refused_step is not None:
+    refused_step = _REFUSED_STEP.search(evidence.tail)
+    if not evidence.ranks and not _words_of_vitscale(evidence) and refused_step is not None:
         # Trying again in this allocation uses up the retries, and most likely the trial is not at fault.
         reason = (
             f"Slurm starts no step in this job: {refused_step[1]}; the same command in a new allocation goes on, "
             "unless [slurm] options ask for more memory than it has"
         )
-        return RunVerdict("failed", reason, detail=tail, external=True)
+        return RunVerdict("failed", reason, detail=evidence.tail, external=True)
     if evidence.codes:
-        rank, code = evidence.codes[0]
-        end = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-        why = f": {own_words[1]}" if own_words else " without a word"
-        return RunVerdict("failed", f"rank {rank} {end}{why}", rank, tail, transient=_may_pass(evidence))
-    launcher = f"the launcher ended with exit code {evidence.ending.exit_code}"
+        return _verdict_on_exit(evidence.codes[0], evidence)
     if not evidence.ranks:
-        not_shared = _NOT_SHARED.search(tail)
-        if not_shared is not None:
-            return RunVerdict("failed", f"no rank started: {not_shared[0]}", detail=tail)
-        why = f": {own_words[1]}" if own_words else ""
-        reason = f"no rank started; {launcher}{why}"
-        return RunVerdict("failed", reason, detail=tail, transient=_may_pass(evidence))
+        return _verdict_without_ranks(evidence)
+    if not evidence.unfinished:
+        reason = f"all ranks finished, but {_launcher_end(evidence)}"
+        return RunVerdict("failed", reason, detail=evidence.tail)
+    return _verdict_on_unfinished_ranks(evidence)
+
+
+def _words_of_vitscale(evidence: RunEvidence) -> str:
+    """Return why a host agent or a rank could not begin, as it printed it; empty where none says anything."""
+    match = _VITSCALE_WORDS.search(evidence.tail)
+    return match[1] if match is not None else ""
+
+
+def _launcher_end(evidence: RunEvidence) -> str:
+    """Return "the launcher ended with exit code 1"."""
+    return f"the launcher ended with exit code {evidence.ending.exit_code}"
+
+
+def _verdict_on_exit(rank_exit: RankExit, evidence: RunEvidence) -> RunVerdict:
+    """Return the verdict on a rank whose end a launcher reports."""
+    rank, code = rank_exit
+    end = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+    words = _words_of_vitscale(evidence)
+    why = f": {words}" if words else " without a word"
+    reason = f"rank {rank} {end}{why}"
+    return RunVerdict("failed", reason, rank, evidence.tail, transient=_has_passing_failure(evidence))
+
+
+def _verdict_without_ranks(evidence: RunEvidence) -> RunVerdict:
+    """Return the verdict on a run of which no rank has recorded anything."""
+    not_shared = _FOLDER_NOT_SHARED.search(evidence.tail)
+    if not_shared is not None:
+        return RunVerdict("failed", f"no rank started: {not_shared[0]}", detail=evidence.tail)
+    words = _words_of_vitscale(evidence)
+    why = f": {words}" if words else ""
+    reason = f"no rank started; {_launcher_end(evidence)}{why}"
+    return RunVerdict("failed", reason, detail=evidence.tail, transient=_has_passing_failure(evidence))
+
+
+def _verdict_on_unfinished_ranks(evidence: RunEvidence) -> RunVerdict:
+    """Return the verdict on ranks that did not do all their work, for a reason that nobody recorded; there are some."""
     unfinished = evidence.unfinished
-    if not unfinished:
-        return RunVerdict("failed", f"all ranks finished, but {launcher}", detail=tail)
     noun = "rank" if len(unfinished) == 1 else "ranks"
-    reason = f"{noun} {', '.join(map(str, unfinished[:8]))} did not finish; {launcher}"
-    return RunVerdict("failed", reason, unfinished[0], tail, transient=_may_pass(evidence))
+    rank_list = ", ".join(map(str, unfinished[:_MOST_LISTED]))
+    reason = f"{noun} {rank_list} did not finish; {_launcher_end(evidence)}"
+    return RunVerdict("failed", reason, unfinished[0], evidence.tail, transient=_has_passing_failure(evidence))
 
 
 JUDGES: tuple[Callable[[RunEvidence], RunVerdict | None], ...] = (
-    _lost_host,
-    _killed_launcher,
-    _lost_rank,
-    _silent_rank,
-    _first_error,
-    # Before `_stopped`: DeepSpeed's launcher waits for ever for a host that it cannot reach, which looks like a hang.
-    _unreached_host,
-    _stopped,
-    _disk_full,
-    _from_outside,
+    _judge_lost_host,
+    _judge_killed_launcher,
+    _judge_lost_rank,
+    _judge_silent_rank,
+    _judge_recorded_errors,
+    # Before `_judge_stopped_run`: DeepSpeed's launcher waits for ever for a host that it cannot reach, which looks like
+    # a hang.
+    _judge_unreached_host,
+    _judge_stopped_run,
+    _judge_full_disk,
+    _judge_from_outside,
 )
 """Judges in the order in which they are asked; the last one always gives a verdict."""
 
@@ -456,10 +519,10 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _sentence(error: ErrorLine, rank: int) -> str:
+def _error_sentence(error: ErrorLine, rank: int) -> str:
     """Return "rank 3 raised ValueError: " with the first line of the exception's message."""
     if error.disk_full:
         return f"disk full: rank {rank} has no room for its record; free space and run again"
     sentence = f"rank {rank} raised {error.error_type}"
     lines = error.message.strip().splitlines()
-    return f"{sentence}: {lines[0][:300]}" if lines else sentence
+    return f"{sentence}: {lines[0][:_MOST_WORDS_CHARACTERS]}" if lines else sentence

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -17,11 +18,20 @@ from rich.console import Console
 from vitscale import sources
 from vitscale.base.parquet import end_decoding
 from vitscale.errors import RequestError, StoreError, VitscaleError, shown
-from vitscale.runner.batch_file import patiently
-from vitscale.runner.one_run import next_attempt, refuse_elsewhere, run_task, skip_reason
+from vitscale.runner.batch_file import wait_for_answer
+from vitscale.runner.one_run import next_attempt, refuse_elsewhere, run_task, skip_if_out_of_memory
 from vitscale.runner.planning import Plan, Report, check_folder
 from vitscale.runner.progress import StudyProgress, decoding_progress
-from vitscale.runner.todo import AddedRuns, GpuHours, Lineup, existing_outcomes, outstanding, refuse_damaged, skip_unfit
+from vitscale.runner.todo import (
+    AddedRuns,
+    GpuHours,
+    Lineup,
+    NextRun,
+    existing_outcomes,
+    outstanding_runs,
+    refuse_damaged,
+    skip_unfit,
+)
 from vitscale.schedulers import Cause, Placement, Submitter
 from vitscale.schedulers.prepared import PreparedProcesses
 from vitscale.store import DISK_FULL_ERRORS, RunIndex, free_reserves, locked, pack_finished, read_study, write_study
@@ -84,7 +94,7 @@ def run(plan: Plan, results: Path, options: RunOptions, console: Console) -> Rep
             _write_study(results, plan)
             return _run_or_submit(plan, results, options, console, lock)
     except OSError as error:
-        raise _cannot_write(results, error) from error
+        raise _write_error(results, error) from error
     except KeyboardInterrupt:
         raise Interrupted(
             "interrupted: all ranks are ended, and no finished run is lost. Run the same command again to go on."
@@ -108,7 +118,7 @@ def _run_or_submit(plan: Plan, results: Path, options: RunOptions, console: Cons
             return _run_outstanding(plan, placement, results, options, console, lock)
 
 
-def _cannot_write(results: Path, error: OSError) -> DiskFullError | StoreError:
+def _write_error(results: Path, error: OSError) -> DiskFullError | StoreError:
     """Return the error for a results folder where something could not be written."""
     if error.errno in DISK_FULL_ERRORS:
         return DiskFullError(
@@ -131,8 +141,9 @@ def _write_study(results: Path, plan: Plan) -> None:
     recorded = read_study(results)
     planned = plan.record
     if recorded is not None and recorded.repeats > planned.repeats and _has_all_runs(recorded, results):
-        may_differ = {name: getattr(recorded, name) for name in ("repeats", "text", "overrides", "vitscale")}
-        if planned.model_copy(update=may_differ) == recorded:
+        # The text and the command line say how many repeats, so that they differ too.
+        allowed_differences = {name: getattr(recorded, name) for name in ("repeats", "text", "overrides", "vitscale")}
+        if planned.model_copy(update=allowed_differences) == recorded:
             write_study(results, recorded)
             return
     write_study(results, planned)
@@ -223,13 +234,20 @@ def _run_outstanding(
     with (
         PreparedProcesses(runs.say_why_not_forked, runs.upcoming_trials) as prepared,
         StudyProgress(console) as progress,
-        _thread_pool(runs.lineup.most, runs.context.interrupted) as threads,
+        _thread_pool(runs.lineup.most_at_a_time, runs.context.interrupted) as threads,
     ):
         return runs.do_all(prepared, progress, threads)
 
 
 class _StudyRuns:
-    """The runs of a study that one driver does: which are under way, and what has come of the others."""
+    """The runs of a study that one driver does: which are under way, and what has come of the others.
+
+    `do_all` begins runs, as many at a time as the study allows, and begins the next ones when a run has ended. No
+    further run begins once a reason to stop is noted. There are two: the hosts take no more runs (`_find_lost_cause`),
+    or a run has ended for a cause outside its trial, such as a full disk (`_note_end`). Runs that are under way then
+    are waited for, and `do_all` raises the error that belongs to the reason. A spent budget is no such reason: the
+    report names it.
+    """
 
     def __init__(
         self,
@@ -249,7 +267,7 @@ class _StudyRuns:
         self._console = console
         self._lock = lock
         self._attempts = index.attempts
-        todo = outstanding(plan, index, retry_failed=options.retry_failed)
+        todo = outstanding_runs(plan, index, retry_failed=options.retry_failed)
         self._outcomes = existing_outcomes(plan, index, todo)
         self._todo = skip_unfit(self.context, todo, options.unfit, index, self._outcomes)
         self._added = AddedRuns(plan, results, self._outcomes, self._todo)
@@ -259,16 +277,22 @@ class _StudyRuns:
         """Number of finished runs that lie in folders of their own, and not in a pack, since the last packing."""
         self._under_way: dict[Future[Outcome], RunKey] = {}
         """Runs in threads; empty where runs go one after another."""
-        self._done = 0
+        self._ended_runs = 0
+        """Number of runs that have ended, or were skipped, in this driver."""
         self._lost_cause: Cause | None = None
         """Why the hosts take no more runs; None while they do."""
-        self._end_reason = ""
-        """Why no further run can begin, the study's budget apart; empty while runs can."""
+        self._stop_reason = ""
+        """Why no further run may begin, the study's budget apart; empty while runs may."""
 
     def do_all(
         self, prepared: PreparedProcesses, progress: StudyProgress, threads: ThreadPoolExecutor | None
     ) -> Report:
-        """Do the runs, side by side where there are threads.
+        """Do the runs, side by side where there are threads, and report on all runs of the study.
+
+        Args:
+            prepared: processes that ranks on this machine are forked from.
+            progress: the display.
+            threads: one for each run at a time; None: runs go one after another in this thread.
 
         Raises:
             AllocationOverError: the hosts take no more runs.
@@ -280,17 +304,21 @@ class _StudyRuns:
             for future in wait(self._under_way, return_when=FIRST_COMPLETED).done:
                 self._note_end(self._under_way.pop(future), future.result(), progress)
             budget_refusal = self._begin_runs(prepared, progress, threads)
-        if self._end_reason and self._lost_cause is not None:
-            raise AllocationOverError(
-                self._end_reason,
-                next_step="No further run was begun, and what is written is whole: the same command in a new "
-                "allocation goes on",
-            )
-        if self._end_reason:
-            raise DiskFullError(self._end_reason, next_step="What is written is whole")
+        if self._stop_reason:
+            raise self._stop_error()
         if self._unpacked_runs >= PACK_RUNS:
             pack_finished(self._results)
-        return Report(self._done, self._outcomes, budget_refusal)
+        return Report(self._ended_runs, self._outcomes, budget_refusal)
+
+    def _stop_error(self) -> AllocationOverError | DiskFullError:
+        """Return the error for the reason why no further run could begin: lost hosts, else a full disk."""
+        if self._lost_cause is None:
+            return DiskFullError(self._stop_reason, next_step="What is written is whole")
+        return AllocationOverError(
+            self._stop_reason,
+            next_step="No further run was begun, and what is written is whole: the same command in a new "
+            "allocation goes on",
+        )
 
     def _begin_runs(
         self, prepared: PreparedProcesses, progress: StudyProgress, threads: ThreadPoolExecutor | None
@@ -300,36 +328,55 @@ class _StudyRuns:
         Returns:
             Why the study's budget (`measure.max_gpu_hours`) lets no further run begin; empty where the budget does.
         """
-        while not self._end_reason:
+        while not self._stop_reason:
             next_run = self.lineup.next()
             if next_run is None:
                 return ""
-            cause = self._find_lost_cause()
-            if cause is not None:
-                self._end_reason = cause.reason
+            lost_cause = self._find_lost_cause()
+            if lost_cause is not None:
+                self._stop_reason = lost_cause.reason
                 return ""
-            task, placement = next_run
-            budget_refusal = self._gpu_hours.refusal(task.trial_id, [other.trial_id for other in self.lineup.under_way])
+            trials_under_way = [run.trial_id for run in self.lineup.under_way]
+            budget_refusal = self._gpu_hours.refusal(next_run.task.trial_id, trials_under_way)
             if budget_refusal:
                 return budget_refusal
             _refuse_deleted_lock(self._results, self._lock)
-            self.lineup.begin(task, placement)
-            progress.expect(max(0, len(self._todo) - self._done), self._added.most())
-            attempt = next_attempt(self._attempts, task)
-            skipped = skip_reason(self.context, task, attempt, self._outcomes)
-            if skipped is not None:
-                self._note_end(task, skipped, progress)
-                continue
-            on_progress = progress.begin(self._plan.record.trials[task.trial_id], task.repeat)
-            if threads is None:
-                outcome = run_task(self.context, placement, task, attempt, on_progress, prepared, self._find_lost_cause)
-                self._note_end(task, outcome, progress)
-            else:
-                future = threads.submit(
-                    run_task, self.context, placement, task, attempt, on_progress, None, self._find_lost_cause
-                )
-                self._under_way[future] = task
+            self._begin_run(next_run, prepared, progress, threads)
         return ""
+
+    def _begin_run(
+        self,
+        next_run: NextRun,
+        prepared: PreparedProcesses,
+        progress: StudyProgress,
+        threads: ThreadPoolExecutor | None,
+    ) -> None:
+        """Begin a run in a thread; without threads do it to its end. A run that is to be skipped is only noted."""
+        task = next_run.task
+        self.lineup.begin(task, next_run.placement)
+        progress.expect(max(0, len(self._todo) - self._ended_runs), self._added.most_to_come())
+        attempt = next_attempt(self._attempts, task)
+        skip_outcome = skip_if_out_of_memory(self.context, task, attempt, self._outcomes)
+        if skip_outcome is not None:
+            self._note_end(task, skip_outcome, progress)
+            return
+        on_progress = progress.begin(self._plan.record.trials[task.trial_id], task.repeat)
+        # Runs in threads start their ranks anew: a prepared process answers one caller at a time.
+        prepared_if_alone = prepared if threads is None else None
+        do_run = partial(
+            run_task,
+            self.context,
+            next_run.placement,
+            task,
+            attempt,
+            on_progress,
+            prepared_if_alone,
+            self._find_lost_cause,
+        )
+        if threads is None:
+            self._note_end(task, do_run(), progress)
+        else:
+            self._under_way[threads.submit(do_run)] = task
 
     def _note_end(self, task: RunKey, outcome: Outcome, progress: StudyProgress) -> None:
         """Note the outcome of a run that has ended, or that was skipped.
@@ -341,9 +388,9 @@ class _StudyRuns:
         self._outcomes[task] = outcome
         self._gpu_hours.add(task.trial_id, outcome)
         progress.end(self._plan.record.trials[task.trial_id], outcome)
-        self._done += 1
+        self._ended_runs += 1
         if outcome.external:
-            self._end_reason = outcome.reason
+            self._stop_reason = outcome.reason
             return
         self._unpacked_runs += 1
         if self._unpacked_runs >= PACK_RUNS:
@@ -360,19 +407,22 @@ class _StudyRuns:
         self._say(f"  ranks are started anew, not as forks: {reason}")
 
     def _say(self, text: str) -> None:
+        """Print a line for the user as it is."""
         self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     def _pause(self, seconds: float) -> None:
+        """Wait; raises KeyboardInterrupt as soon as runs are to be ended."""
         if self.context.interrupted.wait(seconds):
             raise KeyboardInterrupt
 
     def _find_lost_cause(self) -> Cause | None:
         """Return why the hosts take no more runs; None while they do.
 
-        Waits for the answer of who gave the hosts: before it answers, no step can start either.
+        Asks the batch system that the hosts are from, and waits until it answers: before that, no step can start
+        either. Once they are lost they stay so, and nobody is asked again.
         """
         if self._lost_cause is None:
-            self._lost_cause = patiently(self._placement, self._placement.lost, self._say, self._pause)
+            self._lost_cause = wait_for_answer(self._placement, self._placement.lost, self._say, self._pause)
         return self._lost_cause
 
 
@@ -396,11 +446,11 @@ def _thread_pool(most_runs: int, interrupted: threading.Event) -> Iterator[Threa
         interrupted.set()
         raise
     finally:
-        have_ended = False
-        while not have_ended:
+        all_have_ended = False
+        while not all_have_ended:
             with suppress(KeyboardInterrupt):  # a second Ctrl-C leaves no ranks behind
                 threads.shutdown()
-                have_ended = True
+                all_have_ended = True
 
 
 @contextmanager

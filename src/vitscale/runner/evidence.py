@@ -20,7 +20,7 @@ from vitscale.store.results import OutcomeKind
 from vitscale.trial.parallel import RankLayout
 
 # Two lines of torchrun's report, as `ChildFailedError` words them (torch/distributed/elastic/multiprocessing/errors).
-_TORCHRUN = re.compile(
+_TORCHRUN_EXIT = re.compile(
     r"^ *rank +: (?P<rank>\d{1,6}) \(local_rank: \d+\)\n *exitcode +: (?P<code>-?\d{1,3}) \(pid: \d+\)", re.MULTILINE
 )
 _TORCHRUN_KILLED = "forcefully exiting via"
@@ -34,24 +34,24 @@ _MPI_SIGNAL = re.compile(
 _MPI_EXIT = re.compile(r"Process name: \[\[\d+,\d+\],(?P<rank>\d{1,6})\]\s+Exit code: +(?P<code>\d{1,3})")
 # Slurm's srun: "srun: error: node1: task 1: Killed", "tasks 2-3,5: Exited with exit code 3". "Terminated" is left out:
 # srun says that of tasks that it has ended itself.
-_SRUN = re.compile(
+_SRUN_EXIT = re.compile(
     r"^srun: error: \S+ tasks? (?P<rank>\d{1,6})[\d,-]*: "
     r"(?:(?P<name>Killed|Out Of Memory|Segmentation fault|Bus error|Aborted)|Exited with exit code (?P<code>\d{1,3}))",
     re.MULTILINE,
 )
-_SIGNALS = {"Killed": 9, "Out Of Memory": 9, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6}
+_SIGNAL_NUMBERS = {"Killed": 9, "Out Of Memory": 9, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6}
 _SLURM_OUT_OF_MEMORY = re.compile(
     r"^slurmstepd\S*: error: Detected \d+ oom.kill event|^srun: error: .*: Out Of Memory", re.M
 )
 """What slurmstepd or srun prints when the kernel ended a process for memory, on any node."""
 # `vitscale.processes.local_ranks`.
-_LOCAL = re.compile(r"^local: rank (?P<rank>\d{1,6}) ended with exit code (?P<code>-?\d{1,3})$", re.MULTILINE)
+_LOCAL_EXIT = re.compile(r"^local: rank (?P<rank>\d{1,6}) ended with exit code (?P<code>-?\d{1,3})$", re.MULTILINE)
 _LOCAL_LIST = "local: the ranks that failed, the first one first:\n"
 _LOCAL_KILLED = "local: SIGKILL to the ranks that did not heed SIGTERM\n"
 SSH_FAILED = 255
 """ssh's own exit code for failure."""
 # OpenSSH's failures: "ssh: connect to host node1 port 22: No route to host"; pdsh puts the host's name before it.
-_SSH = re.compile(
+_SSH_FAILURE = re.compile(
     r"^(?:[\w.-]{1,253}: )?(?P<words>ssh: (?:connect to host (?P<host>[\w.:-]{1,253}) port"
     r"|Could not resolve hostname (?P<name>[\w.-]{1,253}):)[^\n]{0,200})",
     re.MULTILINE,
@@ -71,7 +71,7 @@ class UnreachedHost(NamedTuple):
 
     host: str
     words: str
-    """ssh's own."""
+    """The message of ssh."""
 
 
 @dataclass(frozen=True)
@@ -91,27 +91,49 @@ class Reports:
 
 def read_reports(log: str) -> Reports:
     """Read what launchers printed; `log` is untrusted."""
-    torchrun_exits = [RankExit(int(match["rank"]), int(match["code"])) for match in _TORCHRUN.finditer(log)]
-    codes = list(reversed(torchrun_exits))  # it lists the root cause last
-    codes += [RankExit(int(match["rank"]), int(match["code"])) for match in _LOCAL.finditer(log)]
-    codes += [RankExit(int(match["rank"]), -int(match["code"])) for match in _MPI_SIGNAL.finditer(log)]
-    codes += [RankExit(int(match["rank"]), int(match["code"])) for match in _MPI_EXIT.finditer(log)]
-    codes += [RankExit(int(match["rank"]), _srun_code(match)) for match in _SRUN.finditer(log)]
-    unreached = [UnreachedHost(match["host"] or match["name"], match["words"].strip()) for match in _SSH.finditer(log)]
     return Reports(
-        codes=tuple(dict.fromkeys(codes)),
+        codes=tuple(dict.fromkeys(_reported_exits(log))),  # each once, in their order
         lists_all_failures=_TORCHRUN_LIST in log or _LOCAL_LIST in log,
         launcher_killed=_TORCHRUN_KILLED in log or _LOCAL_KILLED in log,
         out_of_memory=_SLURM_OUT_OF_MEMORY.search(log) is not None,
-        unreached=tuple(unreached),
+        unreached=tuple(_unreached_host(match) for match in _SSH_FAILURE.finditer(log)),
     )
 
 
-def _srun_code(match: re.Match[str]) -> int:
-    """Return the exit code in a line of srun (`_SRUN`), or minus the number of the signal that it names."""
-    if match["name"]:
-        return -_SIGNALS[match["name"]]
-    return int(match["code"])
+def _reported_exits(log: str) -> list[RankExit]:
+    """Return the ends of ranks that launchers report, by launcher; first the one that a launcher takes for the cause.
+
+    As a rule one launcher has printed: its own order counts, not that of the launchers here.
+    """
+    torchrun_exits = [_rank_exit(match) for match in _TORCHRUN_EXIT.finditer(log)]
+    return [
+        *reversed(torchrun_exits),  # it lists the root cause last
+        *(_rank_exit(match) for match in _LOCAL_EXIT.finditer(log)),
+        *(_rank_exit_by_signal(match) for match in _MPI_SIGNAL.finditer(log)),
+        *(_rank_exit(match) for match in _MPI_EXIT.finditer(log)),
+        *(_srun_rank_exit(match) for match in _SRUN_EXIT.finditer(log)),
+    ]
+
+
+def _rank_exit(match: re.Match[str]) -> RankExit:
+    """Return the end in a report that has the exit code."""
+    return RankExit(int(match["rank"]), int(match["code"]))
+
+
+def _rank_exit_by_signal(match: re.Match[str]) -> RankExit:
+    """Return the end in a report that has the number of the signal which ended the rank."""
+    return RankExit(int(match["rank"]), -int(match["code"]))
+
+
+def _srun_rank_exit(match: re.Match[str]) -> RankExit:
+    """Return the end in a line of srun, which has an exit code or names a signal."""
+    code = -_SIGNAL_NUMBERS[match["name"]] if match["name"] else int(match["code"])
+    return RankExit(int(match["rank"]), code)
+
+
+def _unreached_host(match: re.Match[str]) -> UnreachedHost:
+    """Return the host in a message of ssh, which has its address or its name."""
+    return UnreachedHost(match["host"] or match["name"], match["words"].strip())
 
 
 _LOG_TAIL_BYTES = 64_000
@@ -130,6 +152,7 @@ class Ending:
     exit_code: int | None
     """Exit code of the launcher; None where the driver had to end it."""
     stopped: Stop | None
+    """Why the driver ended the run; None where the run ended by itself."""
     limit_seconds: float | None
     """The limit that was reached, where one was."""
     kernel_oom_kills: int
@@ -147,7 +170,7 @@ class Ending:
     not_begun: tuple[tuple[str, int], ...] = ()
     """(host, exit code) of hosts on which ssh or the shell there began nothing, before the driver ended anything."""
     last_words: str = ""
-    """What was printed last then, where there are such hosts."""
+    """The last line that was printed then; empty where all hosts have begun."""
 
 
 RankEnd = RankRecord | CheckedRank
@@ -221,27 +244,27 @@ class RunEvidence:
         return not self.unfinished and not has_error and self.ending.exit_code == 0
 
 
-# Lines of torch's C++ among others, as "[W1126 10:34:12.089956061 socket.cpp:207] [c10d] ...".
-_TORCH_CHATTER = re.compile(r"\[?[IWE]\d{4} ")
+# Log lines of torch's C++ and others, as "[W1126 10:34:12.089956061 socket.cpp:207] [c10d] ...".
+_TORCH_LOG_LINE = re.compile(r"\[?[IWE]\d{4} ")
 
 
 def last_words(log: str) -> str:
-    """Return the last line of a log that is none of torch's chatter; empty where there is none."""
+    """Return the last line of a log that is no log line of torch itself; empty where there is none."""
     for line in reversed(log.splitlines()):
         words = line.strip()
-        if words and not _TORCH_CHATTER.match(words):
+        if words and not _TORCH_LOG_LINE.match(words):
             return words
     return ""
 
 
-def lost_peer(error: ErrorLine) -> bool:
-    """Whether a rank raised this error because another rank is gone."""
+def is_about_lost_peer(error: ErrorLine) -> bool:
+    """Whether a rank raised this error because another rank, its peer, is gone."""
     return _LOST_PEER.search(error.message) is not None
 
 
-def own_cause(record: RankEnd) -> bool:
+def has_own_error(record: RankEnd) -> bool:
     """Whether a rank recorded an exception that does not follow from another rank's end."""
-    return record.error is not None and not lost_peer(record.error)
+    return record.error is not None and not is_about_lost_peer(record.error)
 
 
 def log_tail(log: Path) -> str:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from vitscale import analysis
 from vitscale.advice.comparable_series import ComparableSeries
-from vitscale.advice.request import of_a_run
+from vitscale.advice.request import future_run_estimate
 from vitscale.analysis.runs.compute import flops_per_image
 from vitscale.errors import RequestError, StoreError
 from vitscale.machine.hardware import this_machine
@@ -120,12 +120,14 @@ class _IntervalSum:
         self._high = 0.0
 
     def add(self, value: float, low: float, high: float) -> None:
+        """Add a value with the ends of its interval."""
         self._value += value
         self._low += low
         self._high += high
 
     def estimate(self) -> Estimate:
-        return of_a_run(self._value, self._low, self._high)
+        """Return the sum with its interval."""
+        return future_run_estimate(self._value, self._low, self._high)
 
 
 def expectations(plan: Plan, results: Path | None, price_per_gpu_hour: float | None = None) -> Expectations:
@@ -161,7 +163,7 @@ def expectations(plan: Plan, results: Path | None, price_per_gpu_hour: float | N
 
 
 class _Source(NamedTuple):
-    """Expected times from one source: a results folder, or checks."""
+    """The expected times that one source gives: a results folder, or checks."""
 
     by_trial: dict[str, Expected]
     """Trial id -> the time of one run, or why the source has none; trials of which it says nothing are missing."""
@@ -172,15 +174,21 @@ class _Source(NamedTuple):
 
 
 class _StepTime(NamedTuple):
-    """Seconds of one step of a trial."""
+    """The known time of one step of a trial."""
 
     seconds: Estimate
     known_by: str
     """measured, interpolated, extrapolated or prior-driven."""
 
 
+class _NoStepTime(NamedTuple):
+    """A step whose time is not known, and why."""
+
+    reason: str
+
+
 def _times_from_results(plan: Plan, results: Path, *, must_exist: bool) -> _Source:
-    """Return the expected times that a results folder gives.
+    """Return the expected times that a results folder gives; none where it has no measured series.
 
     Args:
         plan: the study.
@@ -190,15 +198,9 @@ def _times_from_results(plan: Plan, results: Path, *, must_exist: bool) -> _Sour
     Raises:
         StoreError: the folder must hold results, and does not.
     """
-    no_times = _Source(by_trial={})
-    if not must_exist and not (results / "study.json").is_file():
-        return no_times
-    try:
-        analysed = analysis.analyse_folder(results)
-    except StoreError:
-        if must_exist:
-            raise
-        return no_times
+    analysed = _analysed_results(results, must_exist=must_exist)
+    if analysed is None:
+        return _Source(by_trial={})
     evidence = evidence_of(results, analysed)
     if not evidence.series:
         return _Source(by_trial={}, unread=analysed.unread)
@@ -207,21 +209,33 @@ def _times_from_results(plan: Plan, results: Path, *, must_exist: bool) -> _Sour
         all_points += series.points
     by_trial = {}
     for trial_id, step in _step_times(plan, evidence, results).items():
-        if isinstance(step, _StepTime):
-            by_trial[trial_id] = _run_time(plan, trial_id, all_points, step)
+        if isinstance(step, _NoStepTime):
+            by_trial[trial_id] = Expected(None, "", reason=step.reason)
         else:
-            by_trial[trial_id] = Expected(None, "", reason=step)
+            by_trial[trial_id] = _run_time(plan, trial_id, all_points, step)
     return _Source(by_trial, f"predicted from {results}", analysed.unread)
 
 
-def _step_times(plan: Plan, evidence: Evidence, results: Path) -> dict[str, _StepTime | str]:
-    """Return the time of one step of each trial, or a clause on why it is not known, by trial id.
+def _analysed_results(results: Path, *, must_exist: bool) -> analysis.Analysis | None:
+    """Return the analysis of a results folder; None where it need not exist, and holds no results that can be read."""
+    if must_exist:
+        return analysis.analyse_folder(results)
+    if not (results / "study.json").is_file():
+        return None
+    try:
+        return analysis.analyse_folder(results)
+    except StoreError:
+        return None
+
+
+def _step_times(plan: Plan, evidence: Evidence, results: Path) -> dict[str, _StepTime | _NoStepTime]:
+    """Return the time of one step of each trial, or why it is not known, by trial id.
 
     A trial whose configuration was measured has the measured time. Others are predicted, those with the same nearest
     series together.
     """
     fitted = fit(evidence)
-    steps: dict[str, _StepTime | str] = {}
+    steps: dict[str, _StepTime | _NoStepTime] = {}
     trials_by_series: dict[str, list[str]] = {}
     for trial_id, trial in plan.record.trials.items():
         measured = _measured_step_time(evidence.series, trial)
@@ -231,7 +245,7 @@ def _step_times(plan: Plan, evidence: Evidence, results: Path) -> dict[str, _Ste
         elif nearest is not None:
             trials_by_series.setdefault(nearest.name, []).append(trial_id)
         else:
-            steps[trial_id] = f"{results} holds no run of this model, data and training"
+            steps[trial_id] = _NoStepTime(f"{results} holds no run of this model, data and training")
     for series_name, trial_ids in trials_by_series.items():
         steps |= _predicted_steps(plan, fitted, series_name, trial_ids)
     return steps
@@ -259,18 +273,20 @@ def _nearest_series(all_series: Sequence[Series], trial: Trial) -> Series | None
     return ComparableSeries(same_work[0], tuple(same_work)).nearest(Candidate.of(trial))
 
 
-def _predicted_steps(plan: Plan, fitted: Fitted, series_name: str, trial_ids: list[str]) -> dict[str, _StepTime | str]:
+def _predicted_steps(
+    plan: Plan, fitted: Fitted, series_name: str, trial_ids: list[str]
+) -> dict[str, _StepTime | _NoStepTime]:
     """Return the time of a step of each trial as predicted from one series, or why it cannot be predicted."""
     candidates = [Candidate.of(plan.record.trials[trial_id]) for trial_id in trial_ids]
     try:
         evaluated = evaluate_all(fitted, series_name, candidates)
     except RequestError as error:
-        return dict.fromkeys(trial_ids, str(error))
-    steps: dict[str, _StepTime | str] = {}
+        return dict.fromkeys(trial_ids, _NoStepTime(str(error)))
+    steps: dict[str, _StepTime | _NoStepTime] = {}
     for candidate_index, (trial_id, label) in enumerate(zip(trial_ids, evaluated.labels, strict=True)):
         seconds = evaluated.step.at(candidate_index)
         if math.isnan(seconds.value):
-            steps[trial_id] = "its step cannot be predicted"
+            steps[trial_id] = _NoStepTime("its step cannot be predicted")
         else:
             steps[trial_id] = _StepTime(seconds, label)
     return steps
@@ -296,7 +312,7 @@ def _run_time(plan: Plan, trial_id: str, points: Sequence[MeasuredPoint], step: 
         evaluations_seconds = 0.0
     else:
         start_up_seconds = start_up_forecast.seconds
-        later_steps = steps.per_run - 1
+        later_steps = steps.per_run - 1  # the first one is in the start-up
         epochs = steps.per_run / steps.per_epoch
         evaluations_seconds = epochs * evaluation_seconds(points, trial)
 
@@ -311,7 +327,7 @@ def _run_time(plan: Plan, trial_id: str, points: Sequence[MeasuredPoint], step: 
         seconds_after_start_up(longest_step),
     )
     return Expected(
-        of_a_run(run_seconds, shortest, longest),
+        future_run_estimate(run_seconds, shortest, longest),
         step.known_by,
         without_start_up="" if start_up_forecast is not None else trial.launcher,
     )
@@ -387,10 +403,11 @@ def _rough_time(plan: Plan, trial_id: str, matmul_flops_per_second: float) -> Ex
     steps = plan.steps_of(trial_id).per_run
     # Each stage of a pipeline stands still while the pipeline fills and drains.
     working_share = 1 - trial.parallel.bubble_share(trial.train.grad_accum)
+    # Seconds if a rank multiplied matrices all the time: its images, times the FLOPs of one, over FLOP/s.
     shortest = steps * trial.global_batch / trial.world.size * flops / matmul_flops_per_second / working_share
     expected = shortest / _MATMUL_SHARE
     longest = shortest / _MATMUL_SHARE**2
-    return Expected(of_a_run(expected, shortest, longest), ROUGHLY)
+    return Expected(future_run_estimate(expected, shortest, longest), ROUGHLY)
 
 
 _MATMUL_DTYPES: Mapping[Precision, tuple[str, ...]] = {

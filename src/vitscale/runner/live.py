@@ -20,7 +20,7 @@ from vitscale.present.document import Bullets, Document, Paragraph
 from vitscale.present.units import counted, listed, percent, seconds
 from vitscale.processes import launch_file
 from vitscale.runner.progress import describe
-from vitscale.runner.todo import may_be_added
+from vitscale.runner.todo import addable_runs
 from vitscale.store import RunIndex, folder_of, read_study
 from vitscale.store.lines import STEP_PREFIX, parse_steps
 from vitscale.store.packs import RUN_FOLDER
@@ -31,14 +31,14 @@ from vitscale.trial.trial import Trial, samples_used
 
 _FRESH_SECONDS = 60.0
 """A run whose files changed this recently is alive: ranks give signs far more often, except while they compile."""
-_PIECE_BYTES = 256 << 10
+_END_BYTES = 256 << 10
 """Bytes read from each end of a rank's file, so that even a run of a million steps takes no longer to read."""
-_RATE_STEPS = 20
+_LATEST_STEPS = 20
 """Steps from whose median the rate is worked out."""
-_STEADY = 0.05
+_LARGEST_STEADY_TREND = 0.05
 """Largest relative change of step time that still counts as steady."""
 
-_Line = TypeVar("_Line")
+_RecordType = TypeVar("_RecordType")
 
 Driver = Literal["runs", "runs elsewhere", "gone", "none left to do"]
 
@@ -185,8 +185,9 @@ def _addable_count(folder: Path, study: StudyRecord, runs: _StudyRuns, driver_pi
     host runs: then the count alone shows whether work is left. To find these trials takes reading all steps of runs.
     """
     is_only_sign_of_work = not runs.remaining and driver_pid is None
-    again = [run for run, attempt in runs.ended.items() if _is_done_again(attempt)]
-    return len(may_be_added(study, runs.ended, frozenset(again), results=folder if is_only_sign_of_work else None))
+    repeated_runs = frozenset(run for run, attempt in runs.ended.items() if _is_done_again(attempt))
+    results = folder if is_only_sign_of_work else None
+    return len(addable_runs(study, runs.ended, repeated_runs, results))
 
 
 def _running_runs(folder: Path, unfinished: Sequence[RunningRun], driver_pid: int | None) -> tuple[RunningRun, ...]:
@@ -201,7 +202,7 @@ def _running_runs(folder: Path, unfinished: Sequence[RunningRun], driver_pid: in
     if driver_pid is not None:
         # A driver of this host may wait for a compiler, which is silent for minutes. Its run is the newest.
         return fresh or tuple(unfinished[:1])
-    if fresh and _drivers_gone(folder, fresh):
+    if fresh and _have_drivers_gone(folder, fresh):
         return ()  # their files are fresh, and their driver is not there any more
     return fresh
 
@@ -222,6 +223,8 @@ def _driver_state(driver_pid: int | None, running: Sequence[RunningRun], *, has_
 
 
 class _LastOutcome(NamedTuple):
+    """The outcome that came last, in words, and when its run ended."""
+
     words: str
     end_unix_seconds: float
 
@@ -241,7 +244,7 @@ def _last_outcome(study: StudyRecord, outcomes: Mapping[RunKey, Outcome]) -> _La
     return _LastOutcome(words, end_by_run[last_run])
 
 
-def _drivers_gone(folder: Path, running: Sequence[RunningRun]) -> bool:
+def _have_drivers_gone(folder: Path, running: Sequence[RunningRun]) -> bool:
     """Whether drivers of this host began all these runs and are there no more. Jobs of a batch system hold no lock."""
     if (folder / "jobs").is_dir():
         return False
@@ -296,10 +299,11 @@ def _unfinished_runs(folder: Path, index: RunIndex, study: StudyRecord, now_seco
 def _attempt_state(folder: Path, trial: Trial, repeat: int, now_seconds: float) -> RunningRun:
     """Return the state of one attempt, from the ends of rank 0's record and the times of all its files."""
     rank_lines = _read_ends(folder / "rank-0.jsonl")
-    whole_step_lines = [raw for raw in rank_lines.end if raw.startswith(STEP_PREFIX) and raw.endswith(b"\n")]
-    steps = parse_steps(b"".join(whole_step_lines))
+    whole_lines = [raw for raw in rank_lines.end if raw.endswith(b"\n")]
+    steps = parse_steps(b"".join(raw for raw in whole_lines if raw.startswith(STEP_PREFIX)))
     # Steps in the light window run without the profiler; those of warm-up do not count.
-    measured_seconds = [line.seconds for line in steps or () if line.window == "light" and not line.warmup]
+    light_steps = [line for line in steps or () if line.window == "light"]
+    measured_seconds = [line.seconds for line in light_steps if not line.warmup]
     steps_per_second, trend = pace(measured_seconds)
     other_records = list(_other_records(rank_lines))
     start = _first_of_type(StartLine, other_records)
@@ -321,7 +325,7 @@ def _attempt_state(folder: Path, trial: Trial, repeat: int, now_seconds: float) 
     )
 
 
-def _first_of_type(line_type: type[_Line], records: Sequence[Any]) -> _Line | None:
+def _first_of_type(line_type: type[_RecordType], records: Sequence[Any]) -> _RecordType | None:
     """Return the first record of this type; None where there is none."""
     for record in records:
         if isinstance(record, line_type):
@@ -368,12 +372,12 @@ class StepPace(NamedTuple):
 
 def pace(step_seconds: Sequence[float]) -> StepPace:
     """Return the pace of the last 20 steps, by their median, against the median of at least 20 steps before them."""
-    latest = step_seconds[-_RATE_STEPS:]
-    earlier = step_seconds[:-_RATE_STEPS]
+    latest = step_seconds[-_LATEST_STEPS:]
+    earlier = step_seconds[:-_LATEST_STEPS]
     latest_median = statistics.median(latest) if latest else 0.0
     if latest_median <= 0:
         return StepPace(None, None)
-    earlier_median = statistics.median(earlier) if len(earlier) >= _RATE_STEPS else 0.0
+    earlier_median = statistics.median(earlier) if len(earlier) >= _LATEST_STEPS else 0.0
     trend = latest_median / earlier_median - 1 if earlier_median > 0 else None
     return StepPace(1 / latest_median, trend)
 
@@ -391,12 +395,12 @@ class _FileEnds(NamedTuple):
     """Whole lines from both ends of a file, with their line feeds."""
 
     begin: list[bytes]
-    """Lines at the begin; empty for a file of at most `_PIECE_BYTES`, whose lines are all in `end`."""
+    """Lines at the begin; empty for a file of at most `_END_BYTES`, whose lines are all in `end`."""
     end: list[bytes]
 
 
 def _read_ends(path: Path) -> _FileEnds:
-    """Return the lines that lie whole in the first or in the last `_PIECE_BYTES` of a regular file.
+    """Return the lines that lie whole in the first or in the last `_END_BYTES` of a regular file.
 
     Returns no lines where the path is no regular file, or cannot be read.
     """
@@ -407,12 +411,12 @@ def _read_ends(path: Path) -> _FileEnds:
         with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(0)
-            first_piece = file.read(_PIECE_BYTES)
-            if size <= _PIECE_BYTES:
+            first_piece = file.read(_END_BYTES)
+            if size <= _END_BYTES:
                 return _FileEnds(begin=[], end=first_piece.splitlines(keepends=True))
-            last_piece_start = max(_PIECE_BYTES, size - _PIECE_BYTES)  # so that the pieces share no byte
+            last_piece_start = max(_END_BYTES, size - _END_BYTES)  # so that the pieces share no byte
             file.seek(last_piece_start)
-            last_piece = file.read(_PIECE_BYTES)
+            last_piece = file.read(_END_BYTES)
     except OSError:
         return no_lines
     lines_at_begin = first_piece.splitlines(keepends=True)
@@ -515,7 +519,8 @@ def _running_words(run: RunningRun) -> str:
 
 
 def _trend_words(trend: float) -> str:
-    if abs(trend) <= _STEADY:
+    """Return "steady", or "12 % slower than before" for a trend of 0.12."""
+    if abs(trend) <= _LARGEST_STEADY_TREND:
         return "steady"
     direction = "slower" if trend > 0 else "faster"
     return f"{percent(abs(trend))} {direction} than before"

@@ -23,7 +23,7 @@ from vitscale.base.interpreter import python_module
 from vitscale.base.secret_names import is_secret_name
 from vitscale.engines.packages import missing_packages, needed_by
 from vitscale.errors import RequestError
-from vitscale.launchers import LOCAL, launched, launcher_named
+from vitscale.launchers import LOCAL, usable_launcher, with_launch_commands
 from vitscale.launchers.base import Spawn
 from vitscale.machine.hardware import Machine, this_machine
 from vitscale.machine.hosts import Host, can_bind, is_this_machine
@@ -42,15 +42,17 @@ from vitscale.store.results import Outcome, OutcomeKind, RunHeader, StudyRecord
 from vitscale.study.sections import LaunchSection, MeasureSection, SlurmSection
 from vitscale.trial.trial import Trial, World
 
-_PASSED_ON = (*LIBRARY_SETTINGS, "HF_", "VITSCALE_")
+_PASSED_ON_PREFIXES = (*LIBRARY_SETTINGS, "HF_", "VITSCALE_")
 """Prefixes of the variables that a user sets for all ranks."""
-_NOT_PASSED_ON = ("CUDA_VISIBLE_DEVICES", launch_file.TOKEN_VARIABLE, launch_file.COMPLETE_VARIABLE)
+_VARIABLES_NOT_PASSED_ON = ("CUDA_VISIBLE_DEVICES", launch_file.TOKEN_VARIABLE, launch_file.COMPLETE_VARIABLE)
 """Variables that ranks do not inherit: which GPUs are free differs from host to host, and each run has its token."""
 _THREADS_VARIABLE = "OMP_NUM_THREADS"
 _SEARCH_PATH_VARIABLE = "PYTHONPATH"
 _FIRST_PORT = 20_000
 """The first port for rank 0; with `_PORT_COUNT` all are below those that Linux gives to connections (32768 and up)."""
 _PORT_COUNT = 12_000
+_MOST_PORT_TRIES = 100
+"""Ports that are tried on this machine before the first one is taken although it is in use."""
 
 
 FindPrepared = Callable[[Mapping[str, str], Path, Path], Ready]
@@ -74,7 +76,7 @@ def launch_plan(
             next_step="Set launch.threads_per_rank instead",
         )
     hosts = scheduler.hosts(world)
-    launcher_instance = launcher_named(launcher, world, hosts)
+    launcher_instance = usable_launcher(launcher, world, hosts)
     refusal = scheduler.refuses(launcher, world)
     if refusal is not None:
         raise RequestError(f"launch.launcher = '{launcher}' cannot be used: {refusal}")
@@ -82,10 +84,10 @@ def launch_plan(
         commands=(python_module(module, str(run_folder), interpreter=scheduler.python),),
         run_folder=run_folder,
         hosts=hosts,
-        master_port=_port(run_folder, hosts),
+        master_port=_rank_0_port(run_folder, hosts),
         interface=section.interface,
     )
-    return scheduler.adapt(launched(launcher, launcher_instance, world, spawn))
+    return scheduler.adapt(with_launch_commands(launcher, launcher_instance, world, spawn))
 
 
 def refuse_elsewhere(scheduler: Scheduler, engines: Iterable[str] = ()) -> None:
@@ -125,18 +127,21 @@ def _cores_and_gpus(machine: Machine) -> str:
 
 
 def _refuse_missing_packages(engines: tuple[str, ...]) -> None:
-    """Raise RequestError where packages that ranks import are not installed here."""
+    """Raise RequestError where packages that ranks import are not installed here.
+
+    Its next step names the extra of vitscale that brings them, and the engines of other distributions that need them.
+    """
     missing = missing_packages(engines)
     if not missing:
         return
     steps = []
     needs_train_extra = False
     for package in missing:
-        engine = needed_by(package, engines)
-        if engine is None:
+        plugin_engine = needed_by(package, engines)
+        if plugin_engine is None:  # all ranks need it, whatever the engine
             needs_train_extra = True
         else:
-            name, distribution = engine
+            name, distribution = plugin_engine
             steps.append(f"Install {package}, which engine '{name}' of {distribution} needs")
     if needs_train_extra:
         steps.append(f"Run {install_command('train')}. All verbs but run, train, check and lab do without it")
@@ -177,8 +182,8 @@ def start_ranks(
     try:
         for name, text in complete_spawn.files:
             write_record(complete_spawn.run_folder / name, text)
-        own_address = _address_towards(remote_hosts[0]) if remote_hosts else "127.0.0.1"
-        lifeline = f"{own_address}:{heartbeats.port}"
+        driver_address = _address_towards(remote_hosts[0]) if remote_hosts else "127.0.0.1"
+        lifeline = f"{driver_address}:{heartbeats.port}"
         file = _launch_file(complete_spawn, section, settings, import_folders, prepared, lifeline)
         # It has the token, by which a process speaks for a rank, and the values of [launch.environment].
         write_record(complete_spawn.run_folder / launch_file.NAME, file.model_dump_json(indent=1), private=True)
@@ -207,7 +212,7 @@ def _launch_file(
         settings: variables of every rank.
         import_folders: folders in which ranks look for a user's modules.
         prepared: how the ranks are started.
-        lifeline: ADDRESS:PORT of the driver.
+        lifeline: ADDRESS:PORT at which the driver listens for the ranks' heartbeats.
     """
     return LaunchFile(
         token=spawn.token,
@@ -268,28 +273,28 @@ def _library_settings(section: LaunchSection) -> dict[str, str]:
 
 def _is_passed_on(name: str) -> bool:
     """Whether ranks get a variable of the user's own: one that libraries read, and whose value may be stored."""
-    if not name.startswith(_PASSED_ON):
+    if not name.startswith(_PASSED_ON_PREFIXES):
         return False
-    return name not in _NOT_PASSED_ON and not is_secret_name(name)
+    return name not in _VARIABLES_NOT_PASSED_ON and not is_secret_name(name)
 
 
-def _port(run_folder: Path, hosts: tuple[Host, ...]) -> int:
+def _rank_0_port(run_folder: Path, hosts: tuple[Host, ...]) -> int:
     """Return a port for rank 0, free where that can be seen from here.
 
     It differs by run, attempt and results folder: two drivers may do the same study at the same time.
     """
     folder_hash = int.from_bytes(hashlib.sha256(str(run_folder).encode()).digest()[:4])
     first_offset = folder_hash % _PORT_COUNT
-    # A launcher may put this machine first (mpirun).
+    # Any host counts, and not only the first: a launcher may put this machine first (mpirun).
     is_elsewhere = bool(hosts) and not any(is_this_machine(host.name) for host in hosts)
-    for tries in range(100):
+    for tries in range(_MOST_PORT_TRIES):
         port = _FIRST_PORT + (first_offset + tries) % _PORT_COUNT
         if is_elsewhere or can_bind("", port):
             return port
     return _FIRST_PORT + first_offset
 
 
-_UNKNOWN_NAME = "This machine must know the name: see /etc/hosts, and the hostfile where there is one"
+_UNKNOWN_HOST_NEXT_STEP = "This machine must know the name: see /etc/hosts, and the hostfile where there is one"
 
 
 def _address_towards(host: str) -> str:
@@ -305,7 +310,9 @@ def _address_towards(host: str) -> str:
             return str(probe.getsockname()[0])
     except (OSError, UnicodeError) as error:  # UnicodeError: an empty or an overlong part between two dots
         reason = error.strerror if isinstance(error, OSError) else "no such name"
-        raise RequestError(f"host {host} cannot be found: {reason or error}", next_step=_UNKNOWN_NAME) from None
+        raise RequestError(
+            f"host {host} cannot be found: {reason or error}", next_step=_UNKNOWN_HOST_NEXT_STEP
+        ) from None
 
 
 RANK_MODULE = "vitscale.worker"
@@ -375,8 +382,10 @@ def new_attempt(
     return new_run_folder(context.results, header)
 
 
-def skip_reason(context: RunContext, task: RunKey, attempt: int, outcomes: Mapping[RunKey, Outcome]) -> Outcome | None:
-    """Skip a run whose trial has run out of memory in another repeat.
+def skip_if_out_of_memory(
+    context: RunContext, task: RunKey, attempt: int, outcomes: Mapping[RunKey, Outcome]
+) -> Outcome | None:
+    """Skip a run whose trial has run out of memory in another repeat, and write down that it was skipped.
 
     Args:
         context: values that the study's runs share.
@@ -385,7 +394,7 @@ def skip_reason(context: RunContext, task: RunKey, attempt: int, outcomes: Mappi
         outcomes: those of finished runs.
 
     Returns:
-        The outcome of the skipped run, which is written; None where the run is not skipped.
+        The outcome of the skipped run; None where the run is not skipped, and nothing is written.
     """
     other_outcomes = [
         outcome
@@ -406,11 +415,11 @@ def run_task(
     attempt: int,
     on_progress: Callable[[int, str], None],
     prepared: PreparedProcesses | None = None,
-    lost: Callable[[], Cause | None] = lambda: None,
+    find_lost_cause: Callable[[], Cause | None] = lambda: None,
 ) -> Outcome:
     """Do one run, and try it again up to `measure.retries` times after transient failures; return the last outcome.
 
-    Every attempt keeps its folder.
+    Each attempt has a folder of its own, with its outcome.
 
     Args:
         context: values that the study's runs share.
@@ -419,17 +428,16 @@ def run_task(
         attempt: number of the first attempt.
         on_progress: called with the number of steps that rank 0 has recorded, and with what ranks do before step 1.
         prepared: processes that ranks on this machine are forked from; None: all are started anew.
-        lost: returns why the hosts are gone, None where they are there (`Placement.lost`). It is called after a run
-            that did not complete: what the end of an allocation does to ranks is no failure of theirs.
+        find_lost_cause: returns why the hosts are gone, None where they are there (`Placement.lost`). It is called
+            after a run that did not complete: what the end of an allocation does to ranks is no failure of theirs.
     """
     last_attempt = attempt + context.measure.retries
     for number in range(attempt, last_attempt + 1):
-        folder = context.run_folder(task, number)
         outcome = _attempt_outcome(context, placement, task, number, on_progress, prepared)
-        cause = lost() if outcome.kind != "completed" else None
-        if cause is not None:
-            outcome = _outcome_of_lost_placement(outcome, cause)
-        write_outcome(folder, outcome)
+        lost_cause = find_lost_cause() if outcome.kind != "completed" else None
+        if lost_cause is not None:
+            outcome = _outcome_of_lost_placement(outcome, lost_cause)
+        write_outcome(context.run_folder(task, number), outcome)
         if not outcome.transient:
             break
     return outcome
@@ -527,9 +535,10 @@ class FolderTimes(NamedTuple):
 
 def folder_times(folder: Path) -> FolderTimes:
     """Return when the files of a run's folder were first changed, and how long until the last change."""
-    changes = [path.lstat().st_mtime for path in folder.iterdir()]
-    first = min(changes, default=time.time())
-    return FolderTimes(first, max(changes, default=first) - first)
+    change_times = [path.lstat().st_mtime for path in folder.iterdir()]
+    first = min(change_times, default=time.time())
+    last = max(change_times, default=first)
+    return FolderTimes(first, last - first)
 
 
 def unstarted(kind: OutcomeKind, reason: str, *, transient: bool = False, external: bool = False) -> Outcome:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -25,11 +25,12 @@ from vitscale.trial.trial import DeviceName, TrainSpec, Trial
 
 _MARGIN_BYTES = 4 * 10**9
 """Bytes that must be free beside twice the forecast for a trial to fit for certain."""
-_WILL_NOT_FIT = 0.5
+_WILL_NOT_FIT_CHANCE = 0.5
 """Chance of running out of memory from which a trial is said not to fit."""
-_MAY_NOT_FIT = 0.05
+_MAY_NOT_FIT_CHANCE = 0.05
 """Chance of running out of memory from which a trial is said perhaps not to fit."""
-_LARGEST_IMAGE = 8192
+_LARGEST_IMAGE_SIZE = 8192
+"""Pixels a side up to which sizes are looked at."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,12 @@ class MemoryFit:
     @property
     def unfit(self) -> bool:
         """Whether it more likely than not does not fit."""
-        return self.oom_chance is not None and self.oom_chance >= _WILL_NOT_FIT
+        return self.oom_chance is not None and self.oom_chance >= _WILL_NOT_FIT_CHANCE
 
     @property
     def unsure(self) -> bool:
         """Whether it probably fits, but may not."""
-        return self.oom_chance is not None and _MAY_NOT_FIT <= self.oom_chance < _WILL_NOT_FIT
+        return self.oom_chance is not None and _MAY_NOT_FIT_CHANCE <= self.oom_chance < _WILL_NOT_FIT_CHANCE
 
     @property
     def reason(self) -> str:
@@ -64,6 +65,25 @@ class MemoryFit:
         )
 
 
+def memory_fits(plan: Plan, capacity_bytes: int | None = None) -> dict[str, MemoryFit]:
+    """Return each trial's fit, by its identity.
+
+    Args:
+        plan: the study.
+        capacity_bytes: memory of one device. None: that of the smallest GPU of the host that plans; on CPU, where ranks
+            run on this machine, a rank's share of its memory.
+    """
+    capacities = _RankCapacities(plan, capacity_bytes)
+    fit_by_memory_key: dict[str, MemoryFit] = {}  # a forecast takes long, and many trials share one
+    fits = {}
+    for trial_id, trial in plan.record.trials.items():
+        key = _memory_key(trial)
+        if key not in fit_by_memory_key:
+            fit_by_memory_key[key] = _fit(trial, capacities.of_trial(trial))
+        fits[trial_id] = fit_by_memory_key[key]
+    return fits
+
+
 class _DeviceUse(NamedTuple):
     """Trials with the same use of devices have the same memory for a rank."""
 
@@ -71,30 +91,27 @@ class _DeviceUse(NamedTuple):
     ranks_per_node: int
 
 
-def memory_fits(plan: Plan, capacity_bytes: int | None = None) -> dict[str, MemoryFit]:
-    """Return each trial's fit, by its identity. It is worked out once for all trials with the same `memory_inputs`.
+class _RankCapacities:
+    """The memory of one rank's device, in each trial of a plan; worked out once for each use of devices."""
 
-    Args:
-        plan: the study.
-        capacity_bytes: memory of one device. None: that of the smallest GPU of the host that plans; on CPU, where ranks
-            run on this machine, a rank's share of its memory.
-    """
-    capacities: dict[_DeviceUse, int | None] = {}
-    fits_by_inputs: dict[str, MemoryFit] = {}
-    fits = {}
-    for trial_id, trial in plan.record.trials.items():
-        inputs = _memory_key(trial)
-        if inputs not in fits_by_inputs:
-            use = _DeviceUse(trial.train.device, trial.world.ranks_per_node)
-            if use not in capacities:
-                capacities[use] = capacity_bytes if capacity_bytes is not None else _capacity(plan, trial)
-            fits_by_inputs[inputs] = _fit(trial, capacities[use])
-        fits[trial_id] = fits_by_inputs[inputs]
-    return fits
+    def __init__(self, plan: Plan, capacity_bytes: int | None) -> None:
+        """`capacity_bytes`: the same for all trials; None: by the plan's hosts."""
+        self._plan = plan
+        self._capacity_of_all = capacity_bytes
+        self._by_use: dict[_DeviceUse, int | None] = {}
+
+    def of_trial(self, trial: Trial) -> int | None:
+        """Return the bytes of memory that a rank of the trial has; None where they are unknown."""
+        if self._capacity_of_all is not None:
+            return self._capacity_of_all
+        use = _DeviceUse(trial.train.device, trial.world.ranks_per_node)
+        if use not in self._by_use:
+            self._by_use[use] = _capacity_on_hosts(self._plan, trial)
+        return self._by_use[use]
 
 
 def _memory_key(trial: Trial) -> str:
-    """Return a text that is equal for trials that have the same forecast."""
+    """Return a text that is equal for trials whose forecasts of memory are equal: `memory_inputs` as JSON."""
     return memory_inputs(trial).model_dump_json()
 
 
@@ -104,9 +121,9 @@ class LargestImages(NamedTuple):
     trial_ids: tuple[str, ...]
     trial: Trial
     """One of them."""
-    kept: int | None
-    """Pixels a side with activations kept; None: no size fits."""
-    recomputed: int | None
+    pixels: int | None
+    """Pixels a side without activation checkpointing; None: no size fits."""
+    pixels_with_checkpointing: int | None
     """The same with activation checkpointing."""
 
 
@@ -123,26 +140,38 @@ def largest_images(trials: Mapping[str, Trial], fits: Mapping[str, MemoryFit]) -
     Sizes are multiples of a ViT's patches, or of the patches of Swin's last stage, up to 8,192. A size counts as
     fitting unless it more likely than not does not fit.
     """
-    image_sizes = {trial.model.image_size for trial in trials.values()}
-    all_fit = not any(fit.unfit or fit.unsure for fit in fits.values())
-    if len(image_sizes) < 2 and all_fit:
+    if not _are_largest_images_of_use([*trials], trials, fits):
         return []
+    largest = []
+    for group, trial_ids in _ids_by_image_group(trials, fits).items():
+        if _are_largest_images_of_use(trial_ids, trials, fits):
+            trial = trials[trial_ids[0]]
+            pixels = _largest_image(trial, group.capacity_bytes, checkpointing=False)
+            pixels_with_checkpointing = _largest_image(trial, group.capacity_bytes, checkpointing=True)
+            largest.append(LargestImages(tuple(trial_ids), trial, pixels, pixels_with_checkpointing))
+    return largest
+
+
+def _are_largest_images_of_use(
+    trial_ids: Sequence[str], trials: Mapping[str, Trial], fits: Mapping[str, MemoryFit]
+) -> bool:
+    """Whether some of these trials differ in their image size, or one of them may not fit in memory."""
+    image_sizes = {trials[trial_id].model.image_size for trial_id in trial_ids}
+    known_fits = [fits[trial_id] for trial_id in trial_ids if trial_id in fits]
+    may_not_fit = any(fit.unfit or fit.unsure for fit in known_fits)
+    return len(image_sizes) > 1 or may_not_fit
+
+
+def _ids_by_image_group(trials: Mapping[str, Trial], fits: Mapping[str, MemoryFit]) -> dict[_ImageGroup, list[str]]:
+    """Return group -> ids of its trials; trials whose memory or whose patches are not known are left out."""
     ids_by_group: dict[_ImageGroup, list[str]] = {}
     for trial_id, trial in trials.items():
         fit = fits.get(trial_id)
-        if fit is not None and fit.oom_chance is not None and trial.model.patch_size is not None:
-            memory_key = _memory_key(_with_image_size(trial, 1, checkpointing=False))
-            ids_by_group.setdefault(_ImageGroup(memory_key, fit.capacity_bytes), []).append(trial_id)
-    largest = []
-    for group, trial_ids in ids_by_group.items():
-        sizes = {trials[trial_id].model.image_size for trial_id in trial_ids}
-        may_not_fit = any(fits[trial_id].unfit or fits[trial_id].unsure for trial_id in trial_ids)
-        if len(sizes) > 1 or may_not_fit:
-            trial = trials[trial_ids[0]]
-            kept = _largest_image(trial, group.capacity_bytes, checkpointing=False)
-            recomputed = _largest_image(trial, group.capacity_bytes, checkpointing=True)
-            largest.append(LargestImages(tuple(trial_ids), trial, kept, recomputed))
-    return largest
+        if fit is None or fit.oom_chance is None or trial.model.patch_size is None:
+            continue
+        memory_key = _memory_key(_with_image_size(trial, 1, checkpointing=False))
+        ids_by_group.setdefault(_ImageGroup(memory_key, fit.capacity_bytes), []).append(trial_id)
+    return ids_by_group
 
 
 def _largest_image(trial: Trial, capacity_bytes: int | None, *, checkpointing: bool) -> int | None:
@@ -154,7 +183,7 @@ def _largest_image(trial: Trial, capacity_bytes: int | None, *, checkpointing: b
     stages = len(trial.model.depths or (1,))
     unit_pixels = (trial.model.patch_size or 1) << (stages - 1)  # each later stage of a Swin doubles its patches
     fitting_units = 0
-    too_many_units = _LARGEST_IMAGE // unit_pixels + 1
+    too_many_units = _LARGEST_IMAGE_SIZE // unit_pixels + 1
     while too_many_units - fitting_units > 1:
         middle_units = (fitting_units + too_many_units) // 2
         sized_trial = _with_image_size(trial, middle_units * unit_pixels, checkpointing=checkpointing)
@@ -166,6 +195,7 @@ def _largest_image(trial: Trial, capacity_bytes: int | None, *, checkpointing: b
 
 
 def _with_image_size(trial: Trial, image_size: int, *, checkpointing: bool) -> Trial:
+    """Return the trial with images of this many pixels a side, and with or without activation checkpointing."""
     model = trial.model.model_copy(update={"image_size": image_size})
     train = trial.train.model_copy(update={"activation_checkpointing": checkpointing})
     return trial.model_copy(update={"model": model, "train": train})
@@ -187,7 +217,7 @@ def _fit(trial: Trial, capacity_bytes: int | None) -> MemoryFit:
     return MemoryFit(forecast, capacity_bytes, oom_chance=float(chance))
 
 
-def _capacity(plan: Plan, trial: Trial) -> int | None:
+def _capacity_on_hosts(plan: Plan, trial: Trial) -> int | None:
     """Return the bytes of memory that a rank of the trial has; None where the plan's hosts do not say."""
     if trial.train.device == "cuda":
         try:
@@ -200,8 +230,8 @@ def _capacity(plan: Plan, trial: Trial) -> int | None:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // trial.world.ranks_per_node
 
 
-_MOST_LARGEST = 6
-"""Number of configurations whose largest image is shown."""
+_MOST_CONFIGURATIONS = 6
+"""Most configurations whose largest image is shown."""
 
 
 @dataclass(frozen=True)
@@ -260,16 +290,17 @@ class PlanEstimate:
         ]
 
     def _largest_lines(self, plan: Plan) -> list[str]:
-        """Return a line on each configuration whose largest image size is worked out, up to `_MOST_LARGEST`."""
+        """Return a line on each configuration whose largest image size is worked out, up to `_MOST_CONFIGURATIONS`."""
         largest = largest_images(plan.record.trials, self.fits)
         lines = [
             f"largest image_size that fits, {trial_name(group.trial)}, micro-batch {group.trial.train.micro_batch}: "
-            f"{_pixels(group.kept)}; with activation checkpointing {_pixels(group.recomputed)}"
-            for group in largest[:_MOST_LARGEST]
+            f"{_pixels_in_words(group.pixels)}; with activation checkpointing "
+            f"{_pixels_in_words(group.pixels_with_checkpointing)}"
+            for group in largest[:_MOST_CONFIGURATIONS]
         ]
-        more = len(largest) - len(lines)
-        if more:
-            lines.append(f"(and of {more} more configurations: --json has them)")
+        omitted = len(largest) - len(lines)
+        if omitted:
+            lines.append(f"(and of {omitted} more configurations: --json has them)")
         return lines
 
     def _unavailable_lines(self, plan: Plan) -> list[str]:
@@ -287,8 +318,8 @@ class PlanEstimate:
         return [
             {
                 "trials": list(group.trial_ids),
-                "largest_image_size": group.kept,
-                "largest_image_size_with_activation_checkpointing": group.recomputed,
+                "largest_image_size": group.pixels,
+                "largest_image_size_with_activation_checkpointing": group.pixels_with_checkpointing,
             }
             for group in largest_images(plan.record.trials, self.fits)
         ]
@@ -339,10 +370,13 @@ class PlanEstimate:
         price = self.expected.price_per_gpu_hour
         cost = ""
         if price is not None:
-            cost = f", cost {_between(total.gpu_hours.times(price), units.money)}"
+            cost = f", cost {_with_interval(total.gpu_hours.times(price), units.money)}"
+        runs = units.counted(total.runs, "run")
+        time = _with_interval(total.seconds, units.seconds)
+        gpu_hours = _with_interval(total.gpu_hours, units.number)
         return (
-            f"expected: {units.counted(total.runs, 'run')} one after another {_between(total.seconds, units.seconds)}, "
-            f"{_between(total.gpu_hours, units.number)} GPU-hours{cost}; {self.expected.origin} ({self._known_by()})"
+            f"expected: {runs} one after another {time}, {gpu_hours} GPU-hours{cost}; {self.expected.origin} "
+            f"({self._known_by()})"
         )
 
     def most_added(self, plan: Plan, repeats: int) -> int:
@@ -401,6 +435,7 @@ class PlanEstimate:
         )
 
     def _cost(self, hours: Estimate | None) -> Estimate | None:
+        """Return the price of so many GPU-hours; None where these or the price of one are unknown."""
         price = self.expected.price_per_gpu_hour
         if hours is None or price is None:
             return None
@@ -411,10 +446,14 @@ NOTHING_KNOWN = PlanEstimate()
 
 
 class _LargestBuckets(NamedTuple):
-    """The largest buckets at their default size that are most of what a rank holds, and whose they are."""
+    """The largest buckets at their default size that are most of what a rank holds.
+
+    A bucket is the buffer in which an engine collects gradients or weights before it sends them.
+    """
 
     bytes: int
     train: TrainSpec
+    """The training that has them."""
 
 
 def buckets_note(trials: Mapping[str, Trial]) -> str:
@@ -460,11 +499,12 @@ def _fits_word(fit: MemoryFit | None) -> str:
     return "maybe" if fit.unsure else "yes"
 
 
-def _pixels(size: int | None) -> str:
+def _pixels_in_words(size: int | None) -> str:
+    """Return "1,024"; "none" where no size fits."""
     return "none" if size is None else f"{size:,}"
 
 
-def _between(estimate: Estimate, form: Callable[[float], str]) -> str:
+def _with_interval(estimate: Estimate, in_words: Callable[[float], str]) -> str:
     """Return the value and, in brackets, the ends of its interval: "2.00 h (1.80 h to 2.30 h)"."""
     low, high = estimate.ends
-    return f"{form(estimate.value)} ({form(low)} to {form(high)})"
+    return f"{in_words(estimate.value)} ({in_words(low)} to {in_words(high)})"

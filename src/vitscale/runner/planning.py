@@ -16,7 +16,7 @@ from vitscale.engines.packages import installed_versions
 from vitscale.errors import RequestError, StoreError, VitscaleError, shown
 from vitscale.launchers import LOCAL, Spawn, find_launcher
 from vitscale.machine.hardware import Machine
-from vitscale.runner.changed_study import changes, in_brackets, threads_of, ways_to_continue
+from vitscale.runner.changed_study import changes, changes_in_brackets, threads_of, ways_to_continue
 from vitscale.runner.one_run import RANK_MODULE, RunContext, launch_plan
 from vitscale.schedulers import Placement, Submitter, scheduler_for
 from vitscale.store import RunIndex, read_study
@@ -27,7 +27,7 @@ from vitscale.study.file import FEWEST_FOR_TARGET, Overlay, StudyFile
 from vitscale.study.sections import AUTO, MeasureSection
 from vitscale.trial.trial import DataSpec, Trial, World, samples_used
 
-_ANY_FOLDER = Path("/RESULTS/runs/TRIAL")
+_ANY_RUN_FOLDER = Path("/RESULTS/runs/TRIAL")
 """Stands for a run's folder where only the form of a command matters."""
 
 
@@ -155,7 +155,7 @@ def plan(
         )
     results = results or Path("results") / file.study.name
     begun = begun_study(results, file.study.name)
-    expansion = _expansion(file, machine or scheduler.machine(), scheduler, check_data, begun)
+    expansion = _expanded_study(file, machine or scheduler.machine(), scheduler, check_data, begun)
     host_count = _hosts_side_by_side(scheduler, measure)
     _refuse_impossible_launches(scheduler, file, expansion.trials)
     alone = _trials_alone(expansion.trials, measure, host_count)
@@ -195,15 +195,18 @@ def _study_record(file: StudyFile, expansion: Expansion) -> StudyRecord:
     )
 
 
-def _expansion(
+def _expanded_study(
     file: StudyFile,
     host: Machine,
     scheduler: Placement | Submitter,
     check_data: Callable[[DataSpec], sources.Summary],
     begun: StudyRecord | None,
 ) -> Expansion:
-    """Return the study's trials for this host. A study that was `begun` keeps its launcher and threads."""
-    launcher = _launcher_of(begun) or scheduler.default_launcher
+    """Return the study's trials for hosts like this one.
+
+    A study that was `begun` keeps its launcher, and its threads where each rank's share of the cores is as large.
+    """
+    launcher = _only_launcher_of(begun) or scheduler.default_launcher
     if launcher == LOCAL and scheduler.default_launcher != LOCAL:
         launcher = scheduler.default_launcher  # the study was begun on one machine, and now has hosts
     slots = scheduler.slots()
@@ -227,7 +230,7 @@ def _refuse_impossible_launches(scheduler: Placement | Submitter, file: StudyFil
         key = (trial.launcher, trial.world)
         if key not in spawns:
             spawns[key] = launch_plan(
-                scheduler, file.study.launch, trial.launcher, trial.world, _ANY_FOLDER, RANK_MODULE
+                scheduler, file.study.launch, trial.launcher, trial.world, _ANY_RUN_FOLDER, RANK_MODULE
             )
         spawn = spawns[key]
         if trial.train.micro_batches is not None and spawn.hosts != scheduler.hosts(trial.world):
@@ -243,8 +246,8 @@ def _tasks_in_order(trial_ids: list[str], measure: MeasureSection, alone: _Trial
     """Return all runs of a study in their order: rounds of one run of each trial, each round in a random order.
 
     The order is random, so that drift favours no trial, and seeded, so that resumed studies keep it. Runs go in rounds,
-    so that drift favours no repeat, and one process can fork the ranks of a whole round. Runs that are alone begin the
-    first round, and end the last one.
+    so that drift favours no repeat, and one process can fork the ranks of a whole round. Runs that are alone (no
+    other run goes beside them) begin the first round, and end the last one.
     """
     tasks: list[RunKey] = []
     order = random.Random(measure.order_seed)  # noqa: S311 - an order, not a secret
@@ -277,7 +280,7 @@ def _hosts_side_by_side(scheduler: Placement | Submitter, measure: MeasureSectio
     return hosts
 
 
-_ALONE = 2
+_MOST_TRIALS_ALONE = 2
 """Most trials of each kind (within one host, over several) with a run alone in the first round, and in the last."""
 
 
@@ -315,14 +318,14 @@ def _trials_alone(trials: Mapping[str, Trial], measure: MeasureSection, host_cou
     within_host = [trial_id for trial_id in candidates if nodes_by_trial[trial_id] == 1]
     across_hosts = [trial_id for trial_id in candidates if nodes_by_trial[trial_id] > 1]
     order = random.Random(f"{measure.order_seed} alone")  # noqa: S311 - an order, not a secret
-    first: list[str] = []
-    last: list[str] = []
+    first_round: list[str] = []
+    last_round: list[str] = []
     for trial_ids in (within_host, across_hosts):
-        per_round = min(_ALONE, math.ceil(len(trial_ids) / 4))
+        per_round = min(_MOST_TRIALS_ALONE, math.ceil(len(trial_ids) / 4))
         selection = order.sample(trial_ids, min(2 * per_round, len(trial_ids)))
-        first += selection[:per_round]
-        last += selection[per_round:]
-    return _TrialsAlone(frozenset(first), frozenset(last))
+        first_round += selection[:per_round]
+        last_round += selection[per_round:]
+    return _TrialsAlone(frozenset(first_round), frozenset(last_round))
 
 
 def begun_study(results: Path, name: str) -> StudyRecord | None:
@@ -336,8 +339,11 @@ def begun_study(results: Path, name: str) -> StudyRecord | None:
     return stored
 
 
-def _launcher_of(begun: StudyRecord | None) -> str | None:
-    """Return the launcher of a begun study; None where it has none, or more than one."""
+def _only_launcher_of(begun: StudyRecord | None) -> str | None:
+    """Return the one launcher of a begun study; None where no study is begun, or its trials have several.
+
+    Imported trials do not count: nothing here has launched them.
+    """
     if begun is None:
         return None
     launchers = {trial.launcher for trial in begun.trials.values() if trial.origin is None}
@@ -350,7 +356,7 @@ def check_folder(results: Path, record: StudyRecord, *, allow_version_change: bo
     Raises:
         StoreError: it is no folder, holds something else or another study, or was begun under other versions or data.
     """
-    entries = _entries(results)
+    entries = _entry_names(results)
     if not entries:
         return
     stored = read_study(results)
@@ -393,7 +399,7 @@ def _refuse_changed_versions(results: Path, stored: StudyRecord, record: StudyRe
         )
 
 
-def _entries(results: Path) -> list[str] | None:
+def _entry_names(results: Path) -> list[str] | None:
     """Return the names in the folder; None where the folder does not exist.
 
     Raises:
@@ -417,7 +423,7 @@ def _refuse_another_study(results: Path, stored: StudyRecord, record: StudyRecor
         raise _another_study_error(results, shown(stored.name), record, ways=ways_to_continue([], stored, record))
     if not common_ids:
         causes = changes(stored, record)
-        description = f"other trials under the name {shown(stored.name)}{in_brackets(causes)}"
+        description = f"other trials under the name {shown(stored.name)}{changes_in_brackets(causes)}"
         raise _another_study_error(results, description, record, ways=ways_to_continue(causes, stored, record))
     for trial_id in common_ids:
         stored_fingerprint = stored.dataset_fingerprints.get(trial_id)

@@ -16,7 +16,7 @@ from vitscale.present.units import counted, rough_percent
 from vitscale.runner.one_run import RANK_MODULE, launch_plan, next_attempt
 from vitscale.runner.plan_estimate import NOTHING_KNOWN, PlanEstimate, buckets_note
 from vitscale.runner.planning import Plan, check_folder
-from vitscale.runner.todo import may_be_added, outstanding, refuse_damaged
+from vitscale.runner.todo import addable_runs, outstanding_runs, refuse_damaged
 from vitscale.schedulers import Submitter
 from vitscale.store import RunIndex
 from vitscale.store.reading import EndedAttempt, RunKey
@@ -25,8 +25,11 @@ from vitscale.trial import model_cost
 from vitscale.trial.rank_batches import in_words
 from vitscale.trial.trial import TrainSpec, Trial
 
-_NO_BUCKETS = "train.gather_bucket_mib has no effect below zero_stage = 3, which alone gathers weights in buckets"
-_ANY_RUN = Path("RESULTS/runs/TRIAL")
+_NO_GATHER_BUCKETS_NOTE = (
+    "train.gather_bucket_mib has no effect below zero_stage = 3, which alone gathers weights in buckets"
+)
+_ANY_RUN_FOLDER = Path("RESULTS/runs/TRIAL")
+"""Stands for a run's folder in commands that are shown without one."""
 
 
 def plan_document(
@@ -40,7 +43,7 @@ def plan_document(
         file_findings: findings on the trials' DeepSpeed files (`vitscale.deepspeed_lint.rules.findings_of`).
     """
     trials = plan.record.trials
-    heading = f"{plan.record.name}: {counted(len(trials), 'trial')}, {_runs(plan, estimate)}"
+    heading = f"{plan.record.name}: {counted(len(trials), 'trial')}, {_runs_in_words(plan, estimate)}"
     summary = (
         *_saving_lines(plan),
         *estimate.lines(plan),
@@ -76,19 +79,25 @@ def _trial_table(plan: Plan, estimate: PlanEstimate) -> doc.Table:
         | estimate.cells(trial_id, trial)
         for trial_id, trial in trials.items()
     ]
-    column_names = list(rows[0]) if rows else []
-    shared: dict[str, str] = {}
-    for name in column_names:
-        values = {row[name] for row in rows}
-        if len(values) == 1:
-            shared[name] = values.pop()
+    shared = _shared_values(rows)
     noted = {name: value for name, value in shared.items() if name in _NOTED_WHERE_SHARED}
     hidden = shared.keys() & {*_NOTED_WHERE_SHARED, *_HIDDEN_WHERE_SHARED}
-    columns = [column for column in _COLUMNS if column.name in column_names and column.name not in hidden]
+    shown_names = rows[0].keys() - hidden if rows else set()
+    columns = [column for column in _COLUMNS if column.name in shown_names]
     cell_rows = []
     for row in rows:
         cell_rows.append(tuple(doc.Cell(row[column.name]) for column in columns))
     return doc.Table(tuple(columns), (doc.RowGroup("", tuple(cell_rows)),), tuple(_table_notes(trials, noted)))
+
+
+def _shared_values(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return column -> its value, for the columns in which all rows have the same value; rows have the same columns."""
+    shared = {}
+    for name in rows[0] if rows else ():
+        values = {row[name] for row in rows}
+        if len(values) == 1:
+            shared[name] = values.pop()
+    return shared
 
 
 def _table_notes(trials: Mapping[str, Trial], shared_values: Mapping[str, str]) -> list[str]:
@@ -102,7 +111,7 @@ def _table_notes(trials: Mapping[str, Trial], shared_values: Mapping[str, str]) 
         notes.append(buckets)
     train_specs = [trial.train for trial in trials.values()]
     if any(train.gather_bucket_mib and train.zero_stage < 3 for train in train_specs):
-        notes.append(_NO_BUCKETS)
+        notes.append(_NO_GATHER_BUCKETS_NOTE)
     return notes
 
 
@@ -171,14 +180,14 @@ def _study_cells(plan: Plan, trial_id: str, trial: Trial) -> dict[str, str]:
         "shared model": split_name(trial.parallel) or "no",
         "hosts": str(trial.world.nodes),
         "threads": str(trial.world.threads_per_rank),
-        "batch": _batch(train),
+        "batch": _batch_in_words(train),
         "data": f"{trial.data.fraction:.3g}",
         "per epoch": str(steps.per_epoch),
         "steps": str(steps.per_run),
     }
 
 
-_SHOWN = frozenset(
+_FIELDS_WITH_COLUMN = frozenset(
     {"model.name", "model.hf", "model.factory", "model.image_size", "data.fraction", "launch.threads_per_rank"}
     | {f"train.{name}" for name in ("engine", "accelerate_backend", "zero_stage", "precision", "micro_batch",
                                     "micro_batches", "grad_accum", "global_batch", "activation_checkpointing")}
@@ -193,13 +202,13 @@ def _swept_values(plan: Plan) -> dict[str, str]:
         values = [
             f"{field.rpartition('.')[2]} {value}"
             for field, value in curve.labels.items()
-            if field not in _SHOWN and not field.startswith(("scaling.", "parallel."))
+            if field not in _FIELDS_WITH_COLUMN and not field.startswith(("scaling.", "parallel."))
         ]
         words_by_trial |= dict.fromkeys((point.trial_id for point in curve.points), ", ".join(values))
     return words_by_trial
 
 
-def _batch(train: TrainSpec) -> str:
+def _batch_in_words(train: TrainSpec) -> str:
     """Return the images per micro-step, of every rank or of each, and the accumulation.
 
     Example: "16", "16 x2", or "(20 + 12) x2" where two ranks have different shares.
@@ -230,11 +239,11 @@ def _trials_concerned(plan: Plan, finding: doc.Finding) -> str:
 
 
 def runs_to_do(plan: Plan, estimate: PlanEstimate) -> int:
-    """Return the number of runs that `vitscale run` would start: neither done nor of a trial that is skipped."""
+    """Return the number of planned runs that are neither done nor of a trial that is skipped."""
     return sum(task not in estimate.done and task.trial_id not in estimate.skipped for task in plan.tasks)
 
 
-def _runs(plan: Plan, estimate: PlanEstimate) -> str:
+def _runs_in_words(plan: Plan, estimate: PlanEstimate) -> str:
     """Return "4 of 6 runs to do", with what `measure` adds to it and its limits."""
     runs = counted(len(plan.tasks), "run")
     to_do = runs_to_do(plan, estimate)
@@ -248,13 +257,14 @@ def _runs(plan: Plan, estimate: PlanEstimate) -> str:
     if parallel_runs is not None:
         alone = f", {len(plan.alone)} of them alone" if plan.alone else ""
         limits += f", up to {parallel_runs} at a time (measure.parallel_runs){alone}"
-    more = estimate.most_added(plan, plan.record.repeats)
-    if more:
-        return f"{runs}, and up to {more} more {_until_target(plan)}{limits}"
+    most_added = estimate.most_added(plan, plan.record.repeats)
+    if most_added:
+        return f"{runs}, and up to {most_added} more {_until_target(plan)}{limits}"
     return runs + limits
 
 
 def _until_target(plan: Plan) -> str:
+    """Return until when `measure.target_ci` adds runs, as the end of a sentence."""
     target_percent = 100 * (plan.measure.target_ci or 0.0)
     return f"until each epoch time is known within {target_percent:.3g} % (measure.target_ci)"
 
@@ -329,13 +339,13 @@ def plan_fields(
     }
 
 
-def commands_of(plan: Plan, trial: Trial, run_folder: Path = _ANY_RUN) -> tuple[tuple[str, ...], ...]:
+def commands_of(plan: Plan, trial: Trial, run_folder: Path = _ANY_RUN_FOLDER) -> tuple[tuple[str, ...], ...]:
     """Return the exact argvs that would start a trial's ranks: one, or one for each host."""
     section = plan.context.launch
     return launch_plan(plan.scheduler, section, trial.launcher, trial.world, run_folder, RANK_MODULE).commands
 
 
-_ANY_RESULTS = Path("RESULTS")
+_ANY_RESULTS_FOLDER = Path("RESULTS")
 
 
 def command_list(plan: Plan, results: Path | None, *, retry_failed: bool = False, unfit: Collection[str] = ()) -> str:
@@ -355,21 +365,21 @@ def command_list(plan: Plan, results: Path | None, *, retry_failed: bool = False
     if results is None:
         work = _WorkInFolder(tasks=list(plan.tasks))
     else:
-        work = _work_in(plan, results, retry_failed=retry_failed)
+        work = _work_in_folder(plan, results, retry_failed=retry_failed)
     tasks = [task for task in work.tasks if task.trial_id not in unfit]
-    added = may_be_added(plan.record, work.finished, work.again, results) - work.again
-    most_added = sum(trial_id not in unfit for trial_id, _ in added)
+    added = addable_runs(plan.record, work.finished, work.repeated, results) - work.repeated
+    most_added = sum(run.trial_id not in unfit for run in added)
     comment = f"# Up to {counted(most_added, 'more run')} may be added {_until_target(plan)}.\n"
     if not tasks and most_added:
         return comment
     if not tasks:
         left_out = ", or is left out" if unfit else ""
         return f"# Nothing to do: every run of this study has its outcome{left_out}.\n"
-    folder = results.absolute() if results is not None else _ANY_RESULTS
+    folder = results.absolute() if results is not None else _ANY_RESULTS_FOLDER
     if isinstance(plan.scheduler, Submitter):
-        from vitscale.runner.batch_jobs import script_for
+        from vitscale.runner.batch_jobs import job_scripts
 
-        blocks = script_for(plan.in_folder(folder), plan.scheduler, tasks)
+        blocks = job_scripts(plan.in_folder(folder), plan.scheduler, tasks)
     else:
         blocks = _trial_blocks(plan, tasks, work.attempts, folder)
     if most_added:
@@ -385,11 +395,11 @@ class _WorkInFolder(NamedTuple):
     """Highest attempt number in use, by (trial, repeat)."""
     finished: Mapping[RunKey, EndedAttempt] = {}
     """As in `RunIndex`."""
-    again: frozenset[RunKey] = frozenset()
+    repeated: frozenset[RunKey] = frozenset()
     """The tasks, where some of their runs may have outcomes already; empty without a folder."""
 
 
-def _work_in(plan: Plan, results: Path, *, retry_failed: bool) -> _WorkInFolder:
+def _work_in_folder(plan: Plan, results: Path, *, retry_failed: bool) -> _WorkInFolder:
     """Return the work that is left in a folder of this study, or in a new one.
 
     Raises:
@@ -398,7 +408,7 @@ def _work_in(plan: Plan, results: Path, *, retry_failed: bool) -> _WorkInFolder:
     check_folder(results, plan.record, allow_version_change=True)
     index = RunIndex(results)
     refuse_damaged(results, index)
-    tasks = outstanding(plan, index, retry_failed=retry_failed)
+    tasks = outstanding_runs(plan, index, retry_failed=retry_failed)
     return _WorkInFolder(tasks, index.attempts, index.finished, frozenset(tasks))
 
 

@@ -81,8 +81,10 @@ class StudyProgress:
         self._runs = 0
         """Runs in all: done, left, and those that may be added."""
         self._may_be_fewer = False
-        self._done = 0
-        self._spent_seconds = 0.0
+        """Whether `_runs` counts runs that may be added."""
+        self._ended_runs = 0
+        self._ended_seconds = 0.0
+        """Time of the runs that have ended, together."""
         self._under_way: list[Trial] = []
         self._live: Progress | None = None
         if redraws(console):
@@ -104,10 +106,10 @@ class StudyProgress:
         if self._live:
             self._live.stop()
 
-    def expect(self, left: int, added: int) -> None:
-        """Set how many runs are left, and how many more may be added to them."""
-        self._runs = self._done + left + added
-        self._may_be_fewer = added > 0
+    def expect(self, remaining: int, most_added: int) -> None:
+        """Set how many runs are left to do, and how many more may be added to them at most."""
+        self._runs = self._ended_runs + remaining + most_added
+        self._may_be_fewer = most_added > 0
         if self._live:
             self._live.update(self._bar, total=self._runs)
 
@@ -115,23 +117,23 @@ class StudyProgress:
         """Announce a run; returns a function to call with its number of steps, and its phase before the first."""
         self._under_way.append(trial)
         runs = f"up to {self._runs}" if self._may_be_fewer else f"{self._runs}"
-        number = self._done + len(self._under_way)
+        number = self._ended_runs + len(self._under_way)
         title = f"run {number} of {runs}: {describe(trial)}, repeat {repeat + 1}"
         return _RunProgress(self, title).update
 
     def end(self, trial: Trial, outcome: Outcome) -> None:
         """Note that a run has ended, and print its outcome where that is not shown otherwise."""
-        self._done += 1
+        self._ended_runs += 1
         if trial in self._under_way:
             self._under_way.remove(trial)
-        self._spent_seconds += outcome.wall_seconds
+        self._ended_seconds += outcome.wall_seconds
         if outcome.kind != "completed":
             self.say(f"  {outcome.kind}: {describe(trial)}: {outcome.reason}")
         elif not self._live:
-            which = f": {describe(trial)}" if self._under_way else ""
-            self.say(f"  completed in {units.seconds(outcome.wall_seconds)}{which}")
+            trial_name = f": {describe(trial)}" if self._under_way else ""
+            self.say(f"  completed in {units.seconds(outcome.wall_seconds)}{trial_name}")
         if self._live:
-            self._live.update(self._bar, completed=self._done)
+            self._live.update(self._bar, completed=self._ended_runs)
 
     @property
     def is_live(self) -> bool:
@@ -151,12 +153,13 @@ class StudyProgress:
 
     def time_left(self) -> str:
         """Return "about 20.0 min left"; see the class."""
-        if not self._done:
+        if not self._ended_runs:
             return "time left unknown yet"
-        mean_seconds = self._spent_seconds / self._done
-        seconds = mean_seconds * (self._runs - self._done) / max(1, len(self._under_way))
+        mean_seconds = self._ended_seconds / self._ended_runs
+        runs_at_a_time = max(1, len(self._under_way))
+        remaining_seconds = mean_seconds * (self._runs - self._ended_runs) / runs_at_a_time
         precision = "up to" if self._may_be_fewer else "about"
-        return f"{precision} {units.seconds(seconds)} left"
+        return f"{precision} {units.seconds(remaining_seconds)} left"
 
 
 class _RunProgress:
@@ -166,10 +169,11 @@ class _RunProgress:
         """`title`: of the run, as "run 2 of 6: vit-b16 ddp, 4 ranks, batch 8, repeat 1"."""
         self._study = study
         self._title = title
-        self._first_look: _StepsAtTime | None = None
-        """The first look at which the run had done a step; the rate is from then on."""
+        self._first_steps: _StepsAtTime | None = None
+        """When the run was first seen to have done a step; its rate is from then on."""
         self._last_line_seconds = time.monotonic()
-        self._said_phases: set[str] = set()
+        self._printed_phases: set[str] = set()
+        """Phases of start-up that a plain line has named."""
         if study.is_live:
             study.show(f"{title}: starting")
         else:
@@ -181,9 +185,9 @@ class _RunProgress:
         if not steps:
             self._show_start_up(phase)
             return
-        if self._first_look is None:
-            self._first_look = _StepsAtTime(now_seconds, steps)
-        rate = self._first_look.rate_until(now_seconds, steps)
+        if self._first_steps is None:
+            self._first_steps = _StepsAtTime(now_seconds, steps)
+        rate = self._first_steps.rate_until(now_seconds, steps)
         text = f"step {steps}" if not rate else f"step {steps}, {rate:.3g} steps/s"
         if self._study.is_live:
             self._study.show(f"{self._title}: {text}")
@@ -195,19 +199,21 @@ class _RunProgress:
         """Show that the run is starting, and its phase; as a plain line only where something is compiled."""
         if self._study.is_live:
             self._study.show(f"{self._title}: starting: {phase}" if phase else f"{self._title}: starting")
-        elif phase.startswith(COMPILING) and phase not in self._said_phases:
-            # Said at once, and once each: nothing else will be said for minutes.
-            self._said_phases.add(phase)
+        elif phase.startswith(COMPILING) and phase not in self._printed_phases:
+            # Printed at once, and once each: nothing else will be printed for minutes.
+            self._printed_phases.add(phase)
             self._study.say(f"  starting: {phase}")
 
 
 class _StepsAtTime(NamedTuple):
+    """The steps that a run had done at one time."""
+
     seconds: float
     """On the monotonic clock."""
     steps: int
 
     def rate_until(self, seconds: float, steps: int) -> float | None:
-        """Return the steps per second from this look to another; None where no time has passed, or no step was done."""
+        """Return the steps per second from this time to another; None where no time has passed, or no step was done."""
         if seconds <= self.seconds or steps <= self.steps:
             return None
         return (steps - self.steps) / (seconds - self.seconds)

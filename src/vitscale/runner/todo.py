@@ -28,7 +28,7 @@ from vitscale.store.reading import EndedAttempt, RunKey
 from vitscale.store.results import Outcome, Run, StudyRecord
 
 
-def outstanding(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[RunKey]:
+def outstanding_runs(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[RunKey]:
     """Return the runs still to be done, in the plan's order; runs that `measure.target_ci` added come last.
 
     Of the runs that `measure.target_ci` adds, only those are returned that have failed and are tried again. Which runs
@@ -101,8 +101,8 @@ def done_before(plan: Plan, results: Path) -> frozenset[RunKey]:
         return frozenset()
     index = RunIndex(results)
     study = plan.record
-    remaining = frozenset(outstanding(plan, index, retry_failed=False))
-    addable = may_be_added(study, index.finished, remaining, results)
+    remaining = frozenset(outstanding_runs(plan, index, retry_failed=False))
+    addable = addable_runs(study, index.finished, remaining, results)
     most_repeats = study.max_repeats or study.repeats
     all_runs: set[RunKey] = set()
     for trial_id in study.trials:
@@ -110,10 +110,10 @@ def done_before(plan: Plan, results: Path) -> frozenset[RunKey]:
     return frozenset(all_runs - remaining - addable)
 
 
-def may_be_added(
+def addable_runs(
     study: StudyRecord,
     finished: Mapping[RunKey, EndedAttempt],
-    again: Collection[tuple[str, int]],
+    repeated_runs: Collection[tuple[str, int]],
     results: Path | None,
 ) -> frozenset[RunKey]:
     """Return the runs that `measure.target_ci` may still add.
@@ -123,7 +123,7 @@ def may_be_added(
     Args:
         study: the study's record.
         finished: the runs that have an outcome, as in `RunIndex`.
-        again: runs that are to be done again, whose outcomes do not count.
+        repeated_runs: runs that are to be done again, whose outcomes do not count.
         results: the folder, to read which trials' runs are enough. None: no trial's are taken to be, so that these may
             be too many.
     """
@@ -131,18 +131,19 @@ def may_be_added(
         return frozenset()
     outcomes_by_trial: dict[str, dict[int, Outcome]] = {trial_id: {} for trial_id in study.trials}
     for run, attempt in finished.items():
-        if run.trial_id in outcomes_by_trial and run not in again:
+        if run.trial_id in outcomes_by_trial and run not in repeated_runs:
             outcomes_by_trial[run.trial_id][run.repeat] = attempt.outcome
-    growing = {trial_id: outcomes for trial_id, outcomes in outcomes_by_trial.items() if _all_completed(outcomes)}
+    # Trials that may get more runs: none of theirs has failed, and they are not known to have enough.
+    open_trials = {trial_id: outcomes for trial_id, outcomes in outcomes_by_trial.items() if _all_completed(outcomes)}
     if results is not None:
         judgeable = {
-            trial_id for trial_id, outcomes in growing.items() if study.repeats <= len(outcomes) < study.max_repeats
+            trial_id for trial_id, outcomes in open_trials.items() if study.repeats <= len(outcomes) < study.max_repeats
         }
         for trial_id in _trials_with_enough_runs(study, judgeable, study.target_ci, study.max_repeats, results):
-            del growing[trial_id]
+            del open_trials[trial_id]
 
     addable: set[RunKey] = set()
-    for trial_id, outcomes in growing.items():
+    for trial_id, outcomes in open_trials.items():
         for repeat in range(study.repeats, study.max_repeats):
             if repeat not in outcomes:
                 addable.add(RunKey(trial_id, repeat))
@@ -172,10 +173,10 @@ def _trials_with_enough_runs(
 
 def existing_outcomes(plan: Plan, index: RunIndex, todo: Collection[RunKey]) -> dict[RunKey, Outcome]:
     """Return the outcomes of the study's runs, except those of `todo`, which are replaced by the runs to come."""
-    again = frozenset(todo)
+    replaced_runs = frozenset(todo)
     outcomes = {}
     for run, attempt in index.finished.items():
-        if run.trial_id in plan.record.trials and run not in again:
+        if run.trial_id in plan.record.trials and run not in replaced_runs:
             outcomes[run] = attempt.outcome
     return outcomes
 
@@ -187,7 +188,9 @@ def skip_unfit(
     index: RunIndex,
     outcomes: dict[RunKey, Outcome],
 ) -> list[RunKey]:
-    """Record each run of an unfit trial as skipped, once, and return the other runs.
+    """Record each run of an unfit trial as skipped, and return the other runs.
+
+    A run that an earlier call has skipped on request keeps that outcome.
 
     Args:
         context: values that the study's runs share.
@@ -213,6 +216,7 @@ def skip_unfit(
 
 
 def _is_skipped_on_request(outcome: Outcome) -> bool:
+    """Whether a run was skipped because the user asked for it (--skip-unfit), and not for another run's outcome."""
     return outcome.kind == "skipped" and outcome.external
 
 
@@ -232,7 +236,9 @@ class GpuHours:
         for run, attempt in index.finished.items():
             self.add(run.trial_id, attempt.outcome)
         for run, attempts in index.earlier.items():
-            self._spent_hours += sum(self._hours(run.trial_id, attempt.outcome.wall_seconds) for attempt in attempts)
+            self._spent_hours += sum(
+                self._gpu_hours(run.trial_id, attempt.outcome.wall_seconds) for attempt in attempts
+            )
         if plan.measure.max_gpu_hours is not None:
             self._add_runs_that_were_cut_off(index, results)
 
@@ -241,11 +247,11 @@ class GpuHours:
         for folder_name, outcome in index.unpacked.items():
             if outcome is None:
                 trial_id, _, _ = folder_name.partition("-")
-                self._spent_hours += self._hours(trial_id, folder_times(results / "runs" / folder_name).seconds)
+                self._spent_hours += self._gpu_hours(trial_id, folder_times(results / "runs" / folder_name).seconds)
 
     def add(self, trial_id: str, outcome: Outcome) -> None:
         """Add a run that has ended."""
-        hours = self._hours(trial_id, outcome.wall_seconds)
+        hours = self._gpu_hours(trial_id, outcome.wall_seconds)
         self._spent_hours += hours
         self._longest_hours[trial_id] = max(hours, self._longest_hours.get(trial_id, 0.0))
 
@@ -269,7 +275,7 @@ class GpuHours:
         next_run = f", and the next run is expected to take {needed:.3g}" if self._spent_hours < limit else ""
         return f"measure.max_gpu_hours = {limit:g}: {self._spent_hours:.3g} GPU-hours are spent{next_run}"
 
-    def _hours(self, trial_id: str, seconds: float) -> float:
+    def _gpu_hours(self, trial_id: str, seconds: float) -> float:
         """Return the GPU-hours of a run of this trial; 0 where the study does not have the trial any more."""
         trial = self._plan.record.trials.get(trial_id)
         if trial is None:
@@ -311,6 +317,7 @@ class AddedRuns:
         measure = plan.measure
         most_repeats = measure.max_repeats if measure.target_ci is not None else measure.repeats
         self._rounds = range(measure.repeats, most_repeats)
+        """The repeats that may be added; each is a round of one run per trial."""
         self._judgements: dict[str, _Judgement] = {}
         """Trial id -> its last judgement."""
         self._loaded_runs: dict[str, Run] = {}
@@ -327,16 +334,16 @@ class AddedRuns:
                 if task in self._todo or task in self._outcomes:
                     continue
                 # Runs under way beside this one may show that more are needed; `wants` asks when they have ended.
-                if self._awaits_earlier_run(task) or self._status(trial_id) == "open":
+                if self._awaits_earlier_run(task) or self._current_status(trial_id) == "open":
                     yield task
-                    self._status(trial_id)  # worked out at once, for `most`
+                    self._current_status(trial_id)  # worked out at once, for `most_to_come`
 
     def wants(self, task: RunKey) -> bool:
         """Whether a run that was yielded is still needed, after what its trial has recorded since."""
-        return task in self._todo or self._status(task.trial_id) == "open"
+        return task in self._todo or self._current_status(task.trial_id) == "open"
 
-    def most(self) -> int:
-        """Return how many runs may still be added, as far as is known by now."""
+    def most_to_come(self) -> int:
+        """Return how many runs may still be added at most, as far as is known by now."""
         if not self._rounds:
             return 0
         outcomes_by_trial: dict[str, dict[int, Outcome]] = {trial_id: {} for trial_id in self._plan.record.trials}
@@ -348,7 +355,9 @@ class AddedRuns:
         """Read all runs at once, and work out the status of every trial."""
         self._loaded_runs = {run.header.folder: run for run in store.load(self._results).runs}
         for trial_id in self._plan.record.trials:
-            self._status(trial_id, [run for run in self._loaded_runs.values() if run.header.trial_id == trial_id])
+            self._current_status(
+                trial_id, [run for run in self._loaded_runs.values() if run.header.trial_id == trial_id]
+            )
 
     def _trials_in_order(self, repeat: int) -> list[str]:
         """Return the trials in the order of a round: random, so that drift favours none; seeded, so that it stays."""
@@ -375,7 +384,7 @@ class AddedRuns:
         ]
         return len(addable)
 
-    def _status(self, trial_id: str, trial_runs: list[Run] | None = None) -> TargetStatus:
+    def _current_status(self, trial_id: str, trial_runs: list[Run] | None = None) -> TargetStatus:
         """Return a trial's status against its target.
 
         It is worked out again only where the trial has more outcomes than at the last time.
@@ -390,7 +399,7 @@ class AddedRuns:
             return judgement.status
         if trial_runs is None:
             trial_runs = self._load_runs(trial_id)
-        status = self._status_from(trial_id, trial_runs)
+        status = self._status_of_runs(trial_id, trial_runs)
         self._judgements[trial_id] = _Judgement(outcome_count, status)
         return status
 
@@ -400,7 +409,7 @@ class AddedRuns:
         self._loaded_runs |= {run.header.folder: run for run in trial_runs}
         return trial_runs
 
-    def _status_from(self, trial_id: str, trial_runs: list[Run]) -> TargetStatus:
+    def _status_of_runs(self, trial_id: str, trial_runs: list[Run]) -> TargetStatus:
         """Work out a trial's status from its runs."""
         figures = summarise(trial_id, self._plan.record.trials[trial_id], trial_runs, combine_unlike=False)
         target_ci = self._plan.measure.target_ci
@@ -419,6 +428,9 @@ class NextRun(NamedTuple):
 class Lineup:
     """The outstanding runs in their order, and the hosts of those under way.
 
+    The driver asks `next` which run may begin, and reports with `begin` and `end`. A run is first coming (not looked at
+    yet), then waiting (looked at, and perhaps overtaken by later runs), then under way, and is forgotten when it ends.
+
     Neither a host nor a trial has two runs at a time: what one run of a trial shows (it ran out of memory, or its time
     is known closely enough) decides on the next one. Where a run does not fit yet, later runs of the same round may
     overtake it, but no more of them than there are hosts. Runs that must be alone come first or last in their round
@@ -427,29 +439,30 @@ class Lineup:
 
     def __init__(self, plan: Plan, placement: Placement, todo: Iterable[RunKey], added: AddedRuns) -> None:
         """`todo`: the runs to do first; those of `added` come after them."""
-        self.most = plan.measure.parallel_runs or 1
-        """Most runs at a time."""
+        self.most_at_a_time = plan.measure.parallel_runs or 1
+        """Most runs that may be under way at the same time."""
         self.under_way: set[RunKey] = set()
         self._plan = plan
         self._placement = placement
-        self._hosts = placement.pool() if self.most > 1 else ()
+        self._hosts = placement.pool() if self.most_at_a_time > 1 else ()
         """Hosts to be divided among runs; empty where runs go one after another, each on the whole placement."""
-        self._position = {host.name: position for position, host in enumerate(self._hosts)}
+        self._position_by_host = {host.name: position for position, host in enumerate(self._hosts)}
         self._added = added
         self._coming: Iterator[RunKey] = chain(todo, added)
         """Runs that were not looked at yet."""
         self._waiting: list[RunKey] = []
         """Runs from `_coming` that could not begin when they were looked at."""
-        self._overtaken: Counter[RunKey] = Counter()
+        self._times_overtaken: Counter[RunKey] = Counter()
         """Run that waits -> how many later ones have begun before it."""
         self._busy_hosts: dict[RunKey, frozenset[str]] = {}
         """Run under way -> names of its hosts."""
-        self._failures: Counter[str] = Counter()
+        self._failures_by_host: Counter[str] = Counter()
         """Host -> how many runs failed because of it."""
 
     def next(self) -> NextRun | None:
         """Return the run that may begin now, and where; None where another must end first, or none is left."""
-        if len(self.under_way) >= self.most or self.under_way & self._plan.alone:
+        has_run_alone = bool(self.under_way & self._plan.alone)
+        if len(self.under_way) >= self.most_at_a_time or has_run_alone:
             return None
         position = 0
         while position < len(self._waiting) or self._add_coming():
@@ -464,7 +477,7 @@ class Lineup:
                 placement = self._free_placement(task)
                 if placement is not None:
                     return NextRun(task, placement)
-            may_be_overtaken = self._overtaken[task] < len(self._hosts)
+            may_be_overtaken = self._times_overtaken[task] < len(self._hosts)
             if not may_be_overtaken:
                 return None
             position += 1
@@ -472,7 +485,8 @@ class Lineup:
 
     def begin(self, task: RunKey, placement: Placement) -> None:
         """Note that a run from `next` begins on the hosts of its placement."""
-        self._overtaken.update(self._waiting[: self._waiting.index(task)])
+        overtaken_runs = self._waiting[: self._waiting.index(task)]
+        self._times_overtaken.update(overtaken_runs)
         self._waiting.remove(task)
         self.under_way.add(task)
         hosts = placement.pool() if self._hosts else ()
@@ -483,7 +497,7 @@ class Lineup:
         self.under_way.remove(task)
         hosts = self._busy_hosts.pop(task)
         if outcome.transient and outcome.host is not None and outcome.host in hosts:
-            self._failures[outcome.host] += 1
+            self._failures_by_host[outcome.host] += 1
 
     def _add_coming(self) -> bool:
         """Move one more coming run to those that wait; False where there is none."""
@@ -514,8 +528,8 @@ class Lineup:
         free = [host for host in self._hosts if host.name not in busy]
         seed = f"{self._plan.measure.order_seed} {task.trial_id} {task.repeat}"
         start = random.Random(seed).randrange(len(free) or 1)  # noqa: S311 - an order, not a secret
-        from_start = free[start:] + free[:start]
-        candidates = sorted(from_start, key=lambda host: self._failures[host.name])
+        from_random_host = free[start:] + free[:start]
+        candidates = sorted(from_random_host, key=lambda host: self._failures_by_host[host.name])
         try:
             hosts = self._placement.limited_to(candidates).hosts(self._plan.record.trials[task.trial_id].world)
         except RequestError:
@@ -524,4 +538,4 @@ class Lineup:
             return None
         # In their own order: srun numbers ranks by it, whatever the order of its --nodelist (srun(1), --nodefile), and
         # all other ranks are told rank 0's host.
-        return self._placement.limited_to(sorted(hosts, key=lambda host: self._position[host.name]))
+        return self._placement.limited_to(sorted(hosts, key=lambda host: self._position_by_host[host.name]))

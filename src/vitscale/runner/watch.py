@@ -37,7 +37,7 @@ def is_stopped(pid: int, host: str) -> bool:
         return False
 
 
-def waited_for(statuses: Mapping[int, RankStatus]) -> list[int]:
+def ranks_waited_for(statuses: Mapping[int, RankStatus]) -> list[int]:
     """Return the ranks that are furthest behind; empty where all ranks are in the same phase of the same step.
 
     Ranks train in step, so those ahead wait for those behind; a rank that has left waits for none.
@@ -50,8 +50,10 @@ def waited_for(statuses: Mapping[int, RankStatus]) -> list[int]:
     return behind if len(behind) < len(statuses) else []
 
 
-def starved(statuses: Mapping[int, RankStatus], now_seconds: float) -> list[int]:
+def starved_ranks(statuses: Mapping[int, RankStatus], now_seconds: float) -> list[int]:
     """Return the ranks that have long been silent without having ended; empty where all ranks are silent.
+
+    Such a rank is stopped, or gets no time of its host. Where all are silent, the driver itself may not have listened.
 
     `now_seconds`: on the clock of `RankStatus.heard_seconds`.
     """
@@ -64,12 +66,12 @@ def starved(statuses: Mapping[int, RankStatus], now_seconds: float) -> list[int]
     return silent if len(silent) < len(statuses) else []
 
 
-def position(status: RankStatus) -> str:
-    """Return a rank's last known phase and step: "forward of step 4"; before the first step the phase alone."""
+def position_in_words(status: RankStatus) -> str:
+    """Return the phase and step that a rank is known to be in: "forward of step 4"; before step 0 the phase alone."""
     return status.phase if status.step < 0 else f"{status.phase} of step {status.step}"
 
 
-def silence_limit(statuses: Mapping[int, RankStatus], hang_seconds: float) -> float:
+def silence_limit_seconds(statuses: Mapping[int, RankStatus], hang_seconds: float) -> float:
     """Return the seconds without a sign of any rank after which a run hangs.
 
     The limit is longer while something is compiled, for a compiler says nothing for minutes. It stays finite, for ranks
@@ -107,10 +109,10 @@ def _progress(status: RankStatus) -> _Progress:
     return _Progress(status.step, phase)
 
 
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 """Time from one look at a run to the next."""
 _STACK_SECONDS = 1.0
-"""Time that the ranks of a run that hangs have to say where they stand."""
+"""Time that the ranks of a run that hangs have to write down their stacks."""
 LOST_SECONDS = 10.0
 """Seconds that a launcher has to notice by itself that a rank is gone, and to say how."""
 
@@ -127,9 +129,13 @@ class StepCounter:
         self._offset = 0
         """Bytes of rank 0's record that have been read, all of them whole lines."""
         self._file_states: dict[str, _FileState] = {}
+        """Name of a watched file -> its state at the last call of `update`."""
 
-    def look(self) -> bool:
-        """Whether any rank has written, or touched its record (`RankLog.alive`), since the last look."""
+    def update(self) -> bool:
+        """Count the steps that are new, and return whether any rank has given a sign of life since the last call.
+
+        A rank gives one when it writes, or touches its record (`RankLog.alive`).
+        """
         file_states = {}
         for pattern in self._patterns:
             for path in self.folder.glob(pattern):
@@ -142,24 +148,27 @@ class StepCounter:
         return has_changed
 
     def _count_new_steps(self) -> None:
-        """Read what rank 0 has recorded since the last look, as far as its lines are whole."""
+        """Read what rank 0 has recorded since the last time, as far as its lines are whole."""
         with (self.folder / "rank-0.jsonl").open("rb") as file:
             file.seek(self._offset)
-            new = file.read()
-        whole_lines = new[: new.rfind(b"\n") + 1]
+            new_bytes = file.read()
+        whole_lines = new_bytes[: new_bytes.rfind(b"\n") + 1]
         self._offset += len(whole_lines)
         self.steps += whole_lines.count(b'"kind":"step"')
 
 
 class _FileState(NamedTuple):
+    """A file's size and time of change, one of which differs after any write."""
+
     size: int
     mtime_ns: int
 
 
 class _ReachedLimit(NamedTuple):
-    """A limit for which a run is ended."""
+    """A limit that a run has reached, so that it has to be ended."""
 
     stop: Stop
+    """Which limit: "hang" (silence), "timeout" (the whole time) or "lost" (since a rank was lost)."""
     seconds: float
 
 
@@ -200,7 +209,7 @@ def watch(
         exit_code = job.exit_code
         wall_seconds = job.wall_seconds
         not_begun = job.not_begun
-        words = last_words(log_tail(folder / "log.txt")) if not_begun else ""
+        log_words = last_words(log_tail(folder / "log.txt")) if not_begun else ""
         statuses = job.heartbeats.statuses()
         stopped_ranks = _stopped_ranks(statuses)
         seen_seconds = time.monotonic()
@@ -218,7 +227,7 @@ def watch(
         stopped_ranks=stopped_ranks,
         unreached=unreached,
         not_begun=not_begun,
-        last_words=words,
+        last_words=log_words,
     )
 
 
@@ -248,9 +257,14 @@ class _SignsOfLife:
         """The steps that rank 0 has recorded."""
         return self._counter.steps
 
-    def look(self, statuses: Mapping[int, RankStatus], now_seconds: float) -> bool:
-        """Whether there was a sign since the last look. Args: statuses: the last heartbeats."""
-        has_recorded = self._counter.look()
+    def update(self, statuses: Mapping[int, RankStatus], now_seconds: float) -> bool:
+        """Take note of the signs since the last call, and return whether there was any.
+
+        Args:
+            statuses: the last heartbeat of each rank.
+            now_seconds: on the monotonic clock.
+        """
+        has_recorded = self._counter.update()
         positions = {rank: (status.step, status.phase) for rank, status in statuses.items()}
         if not has_recorded and positions == self._positions:
             return False
@@ -275,20 +289,27 @@ def _wait_for_end(
     Returns:
         The limit for which it has to be ended; None where it has ended.
     """
-    while job.wait(_LOOK_SECONDS) is None:
+    while job.wait(_POLL_SECONDS) is None:
         if interrupted is not None and interrupted.is_set():
             raise KeyboardInterrupt
         now_seconds = time.monotonic()
         statuses = job.heartbeats.statuses()
-        if signs.look(statuses, now_seconds):
+        has_new_sign = signs.update(statuses, now_seconds)
+        if has_new_sign:
             on_progress(signs.steps, start_up_phase(statuses))
-        limit = _reached_limit(job, statuses, now_seconds, limits, silent_seconds=signs.silent_seconds(now_seconds))
+        silent_seconds = signs.silent_seconds(now_seconds)
+        limit = _reached_limit(job, statuses, now_seconds, limits, silent_seconds=silent_seconds)
         if limit is not None:
             if limit.stop == "hang":
-                job.heartbeats.ask_for_stacks()
-                time.sleep(_STACK_SECONDS)  # for all together: a rank that cannot answer does not delay the others
+                _let_ranks_write_stacks(job)
             return limit
     return None
+
+
+def _let_ranks_write_stacks(job: Job) -> None:
+    """Ask all ranks to write down where they stand, for the outcome of a run that hangs, and give them time for it."""
+    job.heartbeats.ask_for_stacks()
+    time.sleep(_STACK_SECONDS)  # for all together: a rank that cannot answer does not delay the others
 
 
 def _reached_limit(
@@ -308,20 +329,24 @@ def _reached_limit(
         limits: the limits of silence and of the whole time.
         silent_seconds: how long all ranks have been silent.
     """
-    if now_seconds - _first_loss(statuses, default=now_seconds) > LOST_SECONDS:
+    first_loss_seconds = _first_loss_seconds(statuses, default=now_seconds)
+    if now_seconds - first_loss_seconds > LOST_SECONDS:
         return _ReachedLimit("lost", LOST_SECONDS)
-    silence = silence_limit(statuses, limits.hang_seconds)
-    if silent_seconds > silence:
-        return _ReachedLimit("hang", silence)
+    silence_limit = silence_limit_seconds(statuses, limits.hang_seconds)
+    if silent_seconds > silence_limit:
+        return _ReachedLimit("hang", silence_limit)
     if limits.timeout_seconds is not None and job.wall_seconds > limits.timeout_seconds:
         return _ReachedLimit("timeout", limits.timeout_seconds)
     return None
 
 
-def _first_loss(statuses: Mapping[int, RankStatus], *, default: float) -> float:
-    """Return when the first of the lost ranks was lost (`RankStatus.ended_seconds`); `default` where none is lost."""
-    losses = [status.ended_seconds for status in statuses.values() if status.disconnection]
-    return min((seconds for seconds in losses if seconds), default=default)
+def _first_loss_seconds(statuses: Mapping[int, RankStatus], *, default: float) -> float:
+    """Return when the first of the lost ranks was lost, on the monotonic clock; `default` where none is lost.
+
+    A rank is lost when its heartbeat breaks off before it has ended.
+    """
+    loss_times = [status.ended_seconds for status in statuses.values() if status.disconnection]
+    return min((seconds for seconds in loss_times if seconds), default=default)
 
 
 def _stopped_ranks(statuses: Mapping[int, RankStatus]) -> frozenset[int]:

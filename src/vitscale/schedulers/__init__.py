@@ -19,12 +19,15 @@ Factory = Callable[[LaunchSection, SlurmSection, NodeSection | None, Path], Plac
 """Makes a scheduler from a study's sections and the study file's path, beside which relative paths are looked for."""
 
 
-def _local(launch: LaunchSection, slurm: SlurmSection, node: NodeSection | None, study_path: Path) -> Placement:
+def _make_local_host(
+    launch: LaunchSection, slurm: SlurmSection, node: NodeSection | None, study_path: Path
+) -> Placement:
+    """Return this machine, or the one that [node] describes."""
     del launch, slurm, study_path
     return LocalHost(described(node))
 
 
-def _hostfile(launch: LaunchSection, slurm: SlurmSection, node: NodeSection | None, study_path: Path) -> Placement:
+def _make_hostfile(launch: LaunchSection, slurm: SlurmSection, node: NodeSection | None, study_path: Path) -> Placement:
     """Return the hosts of the study's hostfile.
 
     Raises:
@@ -46,14 +49,17 @@ def _hostfile(launch: LaunchSection, slurm: SlurmSection, node: NodeSection | No
     return Hostfile(hosts, described(node))
 
 
-def _slurm(launch: LaunchSection, slurm: SlurmSection, node: NodeSection | None, study_path: Path) -> Submitter:
+def _make_slurm_cluster(
+    launch: LaunchSection, slurm: SlurmSection, node: NodeSection | None, study_path: Path
+) -> Submitter:
+    """Return the Slurm cluster, to which runs are submitted as jobs."""
     del launch, study_path
     from vitscale.schedulers.slurm_cluster import SlurmCluster
 
     return SlurmCluster(slurm, node)
 
 
-SCHEDULERS: dict[str, Factory] = {"local": _local, "hostfile": _hostfile, "slurm": _slurm}
+SCHEDULERS: dict[str, Factory] = {"local": _make_local_host, "hostfile": _make_hostfile, "slurm": _make_slurm_cluster}
 
 
 def scheduler_for(study: Study, study_path: Path) -> Placement | Submitter:

@@ -20,7 +20,7 @@ from vitscale.processes.launch_file import name_of
 from vitscale.schedulers.base import Placement
 from vitscale.trial.trial import World
 
-_SSH = (
+_SSH_COMMAND = (
     "ssh",
     "-o",
     "BatchMode=yes",
@@ -34,12 +34,12 @@ _SSH = (
 _SSH_FAILED = 255
 """ssh's own exit code for failure; any other is the command's, and so the host has answered."""
 _END_SECONDS = 40.0
-"""More than ssh needs to give a host up (`_SSH`): what takes longer has begun on a host that is there, but slow."""
+"""More than ssh needs to give a host up (`_SSH_COMMAND`): what takes longer has begun, on a host that is slow."""
 
 
 def on_host(host: str, argv: Sequence[str]) -> list[str]:
     """Return the argv that runs `argv` on a host, quoted because ssh hands it to a shell there."""
-    return [*_SSH, "--", host, shlex.join(argv)]
+    return [*_SSH_COMMAND, "--", host, shlex.join(argv)]
 
 
 class Hostfile(Placement):
@@ -83,7 +83,7 @@ class Hostfile(Placement):
         """
         name_by_machine: dict[str, str] = {}
         for host in self._hosts:
-            machine = _identity(host.name)
+            machine = _machine_identity(host.name)
             if machine in name_by_machine:
                 raise RequestError(
                     f"the hostfile names one machine twice, as {name_by_machine[machine]} and as {host.name}: runs "
@@ -116,7 +116,7 @@ class Hostfile(Placement):
                 commands.append(command)
             else:
                 agent = python_module("vitscale.processes.host_agent", str(spawn.run_folder), "--", *command)
-                commands.append((*_SSH, "--", host.name, _in_folder(agent)))
+                commands.append((*_SSH_COMMAND, "--", host.name, _in_folder(agent)))
         return replace(spawn, commands=tuple(commands))
 
     def end_elsewhere(self, spawn: Spawn, exit_code: int | None) -> tuple[str, ...]:
@@ -142,7 +142,7 @@ class Hostfile(Placement):
         return tuple(sorted(unreached))
 
 
-def _identity(name: str) -> str:
+def _machine_identity(name: str) -> str:
     """Return a text that is the same for two names of one machine, as far as can be seen from here."""
     if is_this_machine(name):
         return "this machine"

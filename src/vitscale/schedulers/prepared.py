@@ -48,7 +48,10 @@ class PreparedError(Exception):
 
 
 class Fork:
-    """A fork of a prepared process, with the part of `subprocess.Popen` that a job needs."""
+    """A fork of a prepared process, with the part of `subprocess.Popen` that a job needs.
+
+    Its parent, not this process, learns of its end: `Prepared` passes the exit code on.
+    """
 
     def __init__(self, parent: Prepared, pid: int) -> None:
         self.pid = pid
@@ -75,6 +78,10 @@ class Prepared:
 
     Messages are lines of JSON. Each request has one answer, in their order; a message {"ended": pid, "code": exit code}
     comes by itself when a fork ends.
+
+    Order of calls: `import_for` a trial, `wait_for_imports`, then `fork` as often as needed; and all of it again for
+    the next trial. `close` ends the process at any time; then, and when the process dies, every call raises
+    PreparedError.
     """
 
     def __init__(self, environment: Mapping[str, str], cwd: Path, log: Path) -> None:
@@ -87,11 +94,11 @@ class Prepared:
         """
         self.served: set[str] = set()
         """Ids of the trials that it has served."""
-        self._codes: dict[int, int] = {}
+        self._exit_code_by_pid: dict[int, int] = {}
         """Process id of a fork that has ended -> its exit code."""
         self._received = b""
         """Bytes of the next messages."""
-        self._driver, process_end = socket.socketpair()
+        self._socket, process_end = socket.socketpair()
         try:
             with process_end, log.open("ab") as output:
                 module = python_module("vitscale.worker.prepared", str(process_end.fileno()))
@@ -106,7 +113,7 @@ class Prepared:
                     start_new_session=True,
                 )
         except BaseException:
-            self._driver.close()
+            self._socket.close()
             raise
 
     def import_for(self, trial: Trial | None) -> None:
@@ -118,8 +125,8 @@ class Prepared:
         Raises:
             PreparedError: the process is gone.
         """
-        user = None if trial is None else trial.model_dump(mode="json", include={"train", "model"})
-        self._send({"imports": user})
+        trained = None if trial is None else trial.model_dump(mode="json", include={"train", "model"})
+        self._send({"imports": trained})
 
     def wait_for_imports(self, seconds: float) -> str | None:
         """Wait until the process has imported what it was asked for, for `seconds` at most.
@@ -130,7 +137,7 @@ class Prepared:
         Raises:
             PreparedError: the process is gone, or takes too long.
         """
-        answer = self._answer(seconds)
+        answer = self._next_answer(seconds)
         return str(answer["cold"]) if "cold" in answer else None
 
     def fork(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> Fork:
@@ -140,61 +147,70 @@ class Prepared:
             PreparedError: the process is gone, or takes too long.
         """
         self._send({"arguments": list(command), "environment": dict(environment), "log": str(log)})
-        return Fork(self, int(self._answer(_ANSWER_SECONDS)["started"]))
+        answer = self._next_answer(_ANSWER_SECONDS)
+        return Fork(self, int(answer["started"]))
 
     def exit_code(self, pid: int, seconds: float) -> int | None:
         """Return a fork's exit code; -9 where the prepared process and its forks are gone.
 
         None where the fork still runs after `seconds`.
         """
-        end = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         with contextlib.suppress(PreparedError):
-            while pid not in self._codes:
-                if self._next_message(max(0.0, end - time.monotonic())) is None:
+            while pid not in self._exit_code_by_pid:
+                message = self._next_message(max(0.0, deadline - time.monotonic()))
+                if message is None:
                     return None
-        return self._codes.get(pid, -9)
+        return self._exit_code_by_pid.get(pid, -9)
 
     def close(self) -> None:
         """End the process and all that it has started."""
         self._process.kill()
         self._process.wait()
-        self._driver.close()
+        self._socket.close()
 
     def _send(self, request: Mapping[str, object]) -> None:
+        """Send a request.
+
+        Raises:
+            PreparedError: the process is gone.
+        """
         try:
-            self._driver.sendall(json.dumps(request).encode() + b"\n")
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
         except OSError as error:
             raise PreparedError(f"the prepared process is gone: {error.strerror}") from None
 
-    def _answer(self, seconds: float) -> Mapping[str, Any]:
-        """Return the answer to the last request.
+    def _next_answer(self, seconds: float) -> Mapping[str, Any]:
+        """Return the answer to the last request; messages on ends of forks that come before it are noted.
 
         Raises:
             PreparedError: the process is gone, or takes longer than `seconds`.
         """
-        end = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         while True:
-            message = self._next_message(max(0.0, end - time.monotonic()))
+            message = self._next_message(max(0.0, deadline - time.monotonic()))
             if message is None:
                 raise PreparedError(f"the prepared process did not answer within {seconds:g} s")
             if "ended" not in message:
                 return message
 
     def _next_message(self, seconds: float) -> Mapping[str, Any] | None:
-        """Return the next message, waited for `seconds` at most, else None; also stores exit codes.
+        """Return the next message; None where none has come after `seconds`.
+
+        If it is on the end of a fork, its exit code is stored too.
 
         Raises:
             PreparedError: the process is gone.
         """
-        end = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         while b"\n" not in self._received:
-            if self._driver.fileno() < 0:
+            if self._socket.fileno() < 0:
                 raise PreparedError("the prepared process was ended")
-            ready, _, _ = select.select([self._driver], [], [], max(0.0, end - time.monotonic()))
-            if not ready:
+            readable, _, _ = select.select([self._socket], [], [], max(0.0, deadline - time.monotonic()))
+            if not readable:
                 return None
             try:
-                chunk = self._driver.recv(1 << 16)
+                chunk = self._socket.recv(1 << 16)
             except OSError:
                 chunk = b""
             if not chunk:
@@ -203,7 +219,7 @@ class Prepared:
         line, _, self._received = self._received.partition(b"\n")
         message: Mapping[str, Any] = json.loads(line)
         if "ended" in message:
-            self._codes[int(message["ended"])] = int(message["code"])
+            self._exit_code_by_pid[int(message["ended"])] = int(message["code"])
         return message
 
 
@@ -233,10 +249,12 @@ class ProcessKey(NamedTuple):
 
 def process_key(trial: Trial | None, environment: Mapping[str, str], cwd: Path) -> ProcessKey:
     """Return the key of processes that can serve a trial, or a check (None), with these variables in this folder."""
-    return ProcessKey(_libraries(trial), str(cwd), tuple(sorted(environment.items())), sys.executable, _code_state())
+    return ProcessKey(
+        _imported_libraries(trial), str(cwd), tuple(sorted(environment.items())), sys.executable, _code_state()
+    )
 
 
-def _libraries(trial: Trial | None) -> tuple[object, ...]:
+def _imported_libraries(trial: Trial | None) -> tuple[object, ...]:
     """Return a value that is equal for trials whose ranks import the same; empty for a check."""
     if trial is None:
         return ()
@@ -267,16 +285,16 @@ class PreparedProcesses:
     """A driver's prepared processes, one for each set of things that forks share; all end with the context."""
 
     def __init__(
-        self, tell: Callable[[str], None] | None = None, upcoming: Callable[[], Iterable[Trial]] = tuple
+        self, on_start_anew: Callable[[str], None] | None = None, upcoming_trials: Callable[[], Iterable[Trial]] = tuple
     ) -> None:
         """Start no process yet.
 
         Args:
-            tell: called once with each reason why ranks are started anew, and not as forks.
-            upcoming: returns the trials yet to be run.
+            on_start_anew: called once with each reason why ranks are started anew, and not as forks.
+            upcoming_trials: returns the trials yet to be run.
         """
-        self._tell = tell
-        self._upcoming = upcoming
+        self._on_start_anew = on_start_anew
+        self._upcoming_trials = upcoming_trials
         self._reported_reasons: set[str] = set()
         self._processes: dict[ProcessKey, Prepared] = {}
 
@@ -302,23 +320,37 @@ class PreparedProcesses:
             log: file for what importing prints.
         """
         key = process_key(trial, environment, cwd)
-        existing = self._processes.get(key)
-        if existing is not None and trial_id not in existing.served:
-            with contextlib.suppress(PreparedError):
-                existing.import_for(trial)
-                if existing.wait_for_imports(_ANSWER_SECONDS) is None:
-                    existing.served.add(trial_id)
-                    return Ready(existing)
+        existing = self._existing_process(key, trial_id, trial)
+        if existing is not None:
+            return Ready(existing)
         self._end_useless_processes(key)
-        began = time.monotonic()
-        reason = self._start(key, trial, environment, cwd, log)
+        start_seconds = time.monotonic()
+        reason = self._start_process(key, trial, environment, cwd, log)
         if reason is None:
             reason = self._import_with_upcoming(key, trial, environment, cwd)
         if reason is not None:
             return self._report_start_anew(reason)
         process = self._processes[key]
         process.served.add(trial_id)
-        return Ready(process, time.monotonic() - began)
+        return Ready(process, waited_seconds=time.monotonic() - start_seconds)
+
+    def _existing_process(self, key: ProcessKey, trial_id: str, trial: Trial | None) -> Prepared | None:
+        """Return the process with this key, once it has imported for the trial; None where a new one is needed.
+
+        A new one is needed where there is none, where it has served this trial before, and where it cannot be forked.
+        """
+        process = self._processes.get(key)
+        if process is None or trial_id in process.served:
+            return None
+        try:
+            process.import_for(trial)
+            cold_reason = process.wait_for_imports(_ANSWER_SECONDS)
+        except PreparedError:
+            return None
+        if cold_reason is not None:
+            return None
+        process.served.add(trial_id)
+        return process
 
     def _end_useless_processes(self, key: ProcessKey) -> None:
         """End the process with this key, which is to be replaced, and those from before the code changed."""
@@ -336,7 +368,7 @@ class PreparedProcesses:
         """
         upcoming = self._upcoming_without_process(key, trial) if trial is not None else {}
         for other_key, other_trial in upcoming.items():
-            self._start(other_key, other_trial, environment, cwd, Path(os.devnull))
+            self._start_process(other_key, other_trial, environment, cwd, Path(os.devnull))
         reason = self._wait_for_imports(key)
         for other_key in upcoming:
             self._wait_for_imports(other_key)  # where it fails, the run that needs it tries again, and reports why
@@ -345,14 +377,16 @@ class PreparedProcesses:
     def _upcoming_without_process(self, key: ProcessKey, trial: Trial) -> dict[ProcessKey, Trial]:
         """Return an upcoming trial for each process that has to be started for such trials; by its key.
 
+        A process that has served a trial is replaced: it belongs to the round that is ending.
+
         Args:
             key: of the process that is started for the current trial.
             trial: the current trial. Upcoming trials whose ranks get other variables are left out.
         """
         trials_by_key: dict[ProcessKey, Trial] = {}
-        for upcoming in self._upcoming():
+        for upcoming in self._upcoming_trials():
             if _has_same_variables(upcoming, trial):
-                trials_by_key[key._replace(libraries=_libraries(upcoming))] = upcoming
+                trials_by_key[key._replace(libraries=_imported_libraries(upcoming))] = upcoming
         without_process = {}
         for other_key, upcoming in trials_by_key.items():
             process = self._processes.get(other_key)
@@ -360,7 +394,7 @@ class PreparedProcesses:
                 without_process[other_key] = upcoming
         return without_process
 
-    def _start(
+    def _start_process(
         self, key: ProcessKey, trial: Trial | None, environment: Mapping[str, str], cwd: Path, log: Path
     ) -> str | None:
         """Start a process, in place of one with the same key, and let it begin to import.
@@ -398,9 +432,9 @@ class PreparedProcesses:
 
     def _report_start_anew(self, reason: str) -> Ready:
         """Return that ranks are started anew, and report each reason once."""
-        if self._tell is not None and reason not in self._reported_reasons:
+        if self._on_start_anew is not None and reason not in self._reported_reasons:
             self._reported_reasons.add(reason)
-            self._tell(reason)
+            self._on_start_anew(reason)
         return Ready(cold=reason)
 
 
@@ -430,9 +464,9 @@ def ranks_environment(added: Mapping[str, str], without: tuple[str, ...] = ()) -
 
 _OTHERS_SECONDS = 15.0
 """Seconds that the other commands have, once one has failed, to end by themselves and say why."""
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 """Time from one look at several commands to the next."""
-_NOT_BEGUN = (255, 127, 126)
+_NOT_BEGUN_CODES = (255, 127, 126)
 """Exit codes of ssh for its own failure, and of a shell on the host for a program that is missing or may not be run."""
 _REAP_SECONDS = 10.0
 """Seconds until an ended process is known to have ended."""
@@ -469,7 +503,7 @@ class Job:
         """Host of each command; empty where one command starts ranks on all hosts."""
         self._commands = spawn.commands
         self.started_unix_seconds = time.time()
-        self._began = time.monotonic()
+        self._start_seconds = time.monotonic()
         self._failed_seconds: float | None = None
         """When a command was first seen to have failed, on the monotonic clock."""
         self._first_signal = signal.SIGKILL if spawn.kill_at_once else signal.SIGTERM
@@ -506,11 +540,11 @@ class Job:
             return failures[0] if failures else 0
         if not failures:
             return None
-        now = time.monotonic()
+        now_seconds = time.monotonic()
         if self._failed_seconds is None:
-            self._failed_seconds = now
-        is_patience_over = now - self._failed_seconds > _OTHERS_SECONDS
-        return failures[0] if is_patience_over else None
+            self._failed_seconds = now_seconds
+        had_time_to_end = now_seconds - self._failed_seconds > _OTHERS_SECONDS
+        return failures[0] if had_time_to_end else None
 
     @property
     def not_begun(self) -> tuple[HostExit, ...]:
@@ -518,14 +552,14 @@ class Job:
         not_begun = []
         for host, command, process in zip(self._hosts, self._commands, self._processes, strict=False):
             code = process.poll() if command[0] == "ssh" else None
-            if code in _NOT_BEGUN:
+            if code in _NOT_BEGUN_CODES:
                 not_begun.append(HostExit(host, code))
         return tuple(not_begun)
 
     @property
     def wall_seconds(self) -> float:
         """Seconds since the start, on a clock that never goes back."""
-        return time.monotonic() - self._began
+        return time.monotonic() - self._start_seconds
 
     def wait(self, seconds: float) -> int | None:
         """Wait for the end, `seconds` at most, and return `exit_code`."""
@@ -539,7 +573,7 @@ class Job:
             if running is not None:
                 remaining_seconds = max(0.0, deadline - time.monotonic())
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    running.wait(remaining_seconds if is_single else _LOOK_SECONDS)
+                    running.wait(remaining_seconds if is_single else _POLL_SECONDS)
 
     def end(self) -> tuple[str, ...]:
         """End every process that is left on every host, wait until all are gone, and close the heartbeat server.

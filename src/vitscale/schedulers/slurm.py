@@ -5,7 +5,6 @@ Also calls Slurm's commands, which answer in text; their refusals are passed on 
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
 import re
@@ -30,7 +29,7 @@ from vitscale.trial.trial import World
 
 _ANSWER_SECONDS = 120.0
 """Limit for Slurm commands that hang; normally they give up by themselves, by default after some 10 s."""
-_SILENCE = re.compile(
+_SILENCE_WORDS = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Connection (refused|timed out|reset)"
     r"|Zero Bytes were transmitted|standby mode|Unable to establish control|Slurm temporarily unable"
     r"|Resource temporarily unavailable|Unable to establish connection|Transport endpoint is not connected"
@@ -41,11 +40,11 @@ _SILENCE = re.compile(
 _DROPPED_PREFIXES = ("SQUEUE_", "SCANCEL_", "SINFO_", "SLURM_TIME_FORMAT")
 """Prefixes of variables that are dropped: a user's defaults for looking at the queue would hide jobs, and times in
 another form could not be compared."""
-_DROPPED_FOR_SBATCH = ("SBATCH_ARRAY_INX", "SBATCH_CLUSTERS", "SBATCH_REQUEUE", "SBATCH_WAIT")
+_DROPPED_VARIABLES = ("SBATCH_ARRAY_INX", "SBATCH_CLUSTERS", "SBATCH_REQUEUE", "SBATCH_WAIT")
 """Variables that are dropped whatever the script says: with them a job is not what it is taken for."""
 
 
-def ask(*argv: str, without: Collection[str] = _DROPPED_FOR_SBATCH) -> str:
+def ask(*argv: str, without: Collection[str] = _DROPPED_VARIABLES) -> str:
     """Return what a Slurm command prints; it does not see the variables in `without`.
 
     Raises:
@@ -69,7 +68,7 @@ def ask(*argv: str, without: Collection[str] = _DROPPED_FOR_SBATCH) -> str:
     if answer.returncode == 0:
         return answer.stdout
     words = " ".join((answer.stderr or answer.stdout).split()) or f"exit code {answer.returncode}"
-    if _SILENCE.search(words):
+    if _SILENCE_WORDS.search(words):
         raise SchedulerSilentError(f"slurmctld does not answer: {words}")
     raise SchedulerError(f"Slurm refuses `{argv[0]}`: {words}")
 
@@ -80,12 +79,12 @@ _EXCLUSIVE_OPTIONS = (
     {"mem", "mem-per-cpu", "mem-per-gpu"},
 )
 """Options that say the same in different ways, and contradict each other."""
-_VARIABLES = {"time": "TIMELIMIT", "array": "ARRAY_INX", "mem": "MEM_PER_NODE"}
+_VARIABLE_BY_OPTION = {"time": "TIMELIMIT", "array": "ARRAY_INX", "mem": "MEM_PER_NODE"}
 """Options -> names of their variables after SBATCH_, where these are not the options' own names (sbatch(1), "INPUT
 ENVIRONMENT VARIABLES")."""
 
 
-def overriding(script: str) -> frozenset[str]:
+def overriding_variables(script: str) -> frozenset[str]:
     """Return the names of variables by which sbatch would override what a script sets: {"SBATCH_TIMELIMIT", ...}.
 
     Variables for options that the script does not set (SBATCH_ACCOUNT) are the user's defaults, and are not returned.
@@ -96,8 +95,8 @@ def overriding(script: str) -> frozenset[str]:
             options |= exclusive
     if "switches" in options:
         options |= {"req-switch", "wait4switch"}
-    names = {_VARIABLES.get(option, option.upper().replace("-", "_")) for option in options}
-    return frozenset(_DROPPED_FOR_SBATCH) | {f"SBATCH_{name}" for name in names}
+    names = {_VARIABLE_BY_OPTION.get(option, option.upper().replace("-", "_")) for option in options}
+    return frozenset(_DROPPED_VARIABLES) | {f"SBATCH_{name}" for name in names}
 
 
 def steps_named(job_id: str, name: str) -> list[str]:
@@ -158,7 +157,7 @@ def own_job_id() -> str:
     return os.environ["SLURM_JOB_ID"]
 
 
-_TAKING_STEPS = frozenset(("", "RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING"))
+_STATES_TAKING_STEPS = frozenset(("", "RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING"))
 """States in which a job takes steps, now or again; empty: Slurm says nothing of it."""
 _UNKNOWN_JOB = re.compile(r"Invalid job id|Job \S+ not found")
 """Words of scontrol on a job that slurmctld has forgotten."""
@@ -178,10 +177,10 @@ def takes_steps(job_id: str) -> bool:
         raise
     except SchedulerError as error:
         return _UNKNOWN_JOB.search(str(error)) is None
-    return fields.get("JobState", "") in _TAKING_STEPS and not preempted(fields)
+    return fields.get("JobState", "") in _STATES_TAKING_STEPS and not is_preempted(fields)
 
 
-def preempted(fields: Mapping[str, str]) -> bool:
+def is_preempted(fields: Mapping[str, str]) -> bool:
     """Whether a job of higher priority has taken a job's nodes, or takes them after a grace time.
 
     During the grace time the job's state is RUNNING, though its steps have had SIGTERM. A job that was preempted, put
@@ -192,13 +191,15 @@ def preempted(fields: Mapping[str, str]) -> bool:
     """
     preempted_at = fields.get("PreemptTime", "")  # "2026-11-28T02:40:56", or "None"; such times compare as texts
     started_at = fields.get("StartTime", "")
-    return preempted_at[:1].isdecimal() and preempted_at >= started_at
+    is_time = preempted_at[:1].isdecimal()
+    return is_time and preempted_at >= started_at
 
 
 _END_SECONDS = 30.0
 """Longest time until killed steps are over; a node that does not answer takes longer."""
-_LOOK_SECONDS = 0.2
-_MPIRUN_OPTIONS = "OMPI_MCA_plm_slurm_args"
+_POLL_SECONDS = 0.2
+"""Time from one look at the steps to the next."""
+_MPIRUN_OPTIONS_VARIABLE = "OMPI_MCA_plm_slurm_args"
 """Variable whose options Open MPI adds to the srun that starts its daemons in an allocation."""
 
 
@@ -239,6 +240,7 @@ class SlurmAllocation(Placement):
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
+        """The names of the job's nodes; `limited_to` replaces them by some of them."""
         return host_names(os.environ["SLURM_JOB_NODELIST"])
 
     def machine(self) -> Machine:
@@ -317,16 +319,17 @@ class SlurmAllocation(Placement):
         step_name = spawn.run_folder.name
         commands = self._wrapped_commands(spawn, step_name) if spawn.per_host else spawn.commands
         results = spawn.run_folder.parents[1]
-        in_container = [
-            contained(command, self._slurm, folders=(results,), cwd=spawn.cwd) if command[0] == "srun" else command
-            for command in commands
-        ]
-        users_options = os.environ.get(_MPIRUN_OPTIONS)
+        started_commands = []
+        for command in commands:
+            if command[0] == "srun":
+                command = srun_in_container(command, self._slurm, folders=(results,), cwd=spawn.cwd)
+            started_commands.append(command)
+        users_options = os.environ.get(_MPIRUN_OPTIONS_VARIABLE)
         mpirun_options = " ".join(filter(None, [users_options, f"--job-name={step_name}", "--overlap"]))
         return replace(
             spawn,
-            commands=tuple(in_container),
-            environment={**spawn.environment, _MPIRUN_OPTIONS: mpirun_options},
+            commands=tuple(started_commands),
+            environment={**spawn.environment, _MPIRUN_OPTIONS_VARIABLE: mpirun_options},
         )
 
     def _wrapped_commands(self, spawn: Spawn, step_name: str) -> tuple[tuple[str, ...], ...]:
@@ -345,14 +348,23 @@ class SlurmAllocation(Placement):
         """
         if exit_code == 0:
             return ()
-        with contextlib.suppress(SchedulerError):  # what Slurm does not say of a host is unknown
-            deadline = time.monotonic() + _END_SECONDS
-            while steps := steps_named(self._job_id, spawn.run_folder.name):
-                if time.monotonic() > deadline:
-                    return silent_nodes([host.name for host in spawn.hosts])
-                kill_steps(steps)
-                time.sleep(_LOOK_SECONDS)
-        return ()
+        try:
+            have_ended = self._end_steps(spawn.run_folder.name)
+            return () if have_ended else silent_nodes([host.name for host in spawn.hosts])
+        except SchedulerError:
+            return ()  # Slurm does not answer: which of the hosts do is unknown
+
+    def _end_steps(self, step_name: str) -> bool:
+        """Kill the job's steps with this name until none is left, for `_END_SECONDS`; return whether none is left."""
+        deadline = time.monotonic() + _END_SECONDS
+        while True:
+            steps = steps_named(self._job_id, step_name)
+            if not steps:
+                return True
+            if time.monotonic() > deadline:
+                return False
+            kill_steps(steps)
+            time.sleep(_POLL_SECONDS)
 
     def _fewest_cores(self) -> int | None:
         """Return the CPUs that the job has on the node with the fewest; None where Slurm does not say."""
@@ -369,12 +381,12 @@ def _srun_on_host(host: str, step_name: str, argv: tuple[str, ...]) -> tuple[str
 
 
 def _smallest_count(counts: str) -> int | None:
-    """Return the smallest of Slurm's counts per node: "4(x2),3" is 4, 4 and 3."""
+    """Return the smallest of Slurm's counts per node; None without any. Example: "4(x2),3" is 4, 4 and 3, so 3."""
     numbers = [int(match[1]) for match in re.finditer(r"(?:^|,)(\d{1,6})(?=\(|,|$)", counts)]
     return min(numbers, default=None)
 
 
-def contained(srun: Sequence[str], slurm: SlurmSection, folders: Sequence[Path], cwd: Path) -> tuple[str, ...]:
+def srun_in_container(srun: Sequence[str], slurm: SlurmSection, folders: Sequence[Path], cwd: Path) -> tuple[str, ...]:
     """Return an srun argv that runs its program in `slurm.container`; unchanged where there is none.
 
     Apptainer is called before the program; pyxis (enroot) takes options of srun.
@@ -390,8 +402,8 @@ def contained(srun: Sequence[str], slurm: SlurmSection, folders: Sequence[Path],
     """
     if slurm.container is None:
         return tuple(srun)
-    own_mounts = dict.fromkeys(_mount(str(path)) for path in (*folders, cwd))
-    mounts = [*own_mounts, *map(_checked_mount, slurm.container_mounts)]
+    folder_mounts = dict.fromkeys(_same_path_mount(str(path)) for path in (*folders, cwd))  # each once
+    mounts = [*folder_mounts, *map(_checked_mount, slurm.container_mounts)]
     # ["srun", "--nodes=1", "python", "-m", ...]: the program begins at the first word that is no option.
     program_start = next(position for position in range(1, len(srun)) if not srun[position].startswith("--"))
     srun_and_options = srun[:program_start]
@@ -412,8 +424,8 @@ def contained(srun: Sequence[str], slurm: SlurmSection, folders: Sequence[Path],
     return (*srun_and_options, *apptainer, *program)
 
 
-def _mount(path: str) -> str:
-    """Return the mount of a folder under the same path.
+def _same_path_mount(path: str) -> str:
+    """Return the mount of a folder under the same path: "/data:/data".
 
     Raises:
         RequestError: the path has a separator in it.
@@ -432,8 +444,8 @@ def _checked_mount(mount: str) -> str:
     Raises:
         RequestError: it is not of the form HOST:CONTAINER, both absolute paths.
     """
-    host, colon, inside = mount.partition(":")
-    has_absolute_paths = host.startswith("/") and inside.startswith("/")
+    host_path, colon, container_path = mount.partition(":")
+    has_absolute_paths = host_path.startswith("/") and container_path.startswith("/")
     if not colon or not has_absolute_paths or "," in mount:
         raise RequestError(
             f"slurm.container_mounts has {shown(mount)}",

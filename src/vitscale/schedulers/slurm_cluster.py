@@ -16,7 +16,14 @@ from vitscale.base.interpreter import python_module
 from vitscale.errors import RequestError, shown
 from vitscale.machine.hardware import Machine
 from vitscale.schedulers.base import BatchJob, Cause, JobState, OwnJob, SchedulerError, Submitter, described
-from vitscale.schedulers.slurm import SlurmAllocation, ask, job_fields, overriding, own_job_id, preempted
+from vitscale.schedulers.slurm import (
+    SlurmAllocation,
+    ask,
+    is_preempted,
+    job_fields,
+    overriding_variables,
+    own_job_id,
+)
 from vitscale.study.sections import NodeSection, SlurmSection
 from vitscale.trial.trial import World
 
@@ -24,9 +31,9 @@ WARNING_SECONDS = 60
 """Seconds before its time limit at which a job is warned, at the latest; Slurm may be up to a minute early."""
 
 _NEEDS_NO_QUOTES = re.compile(r"[A-Za-z0-9_./:=,@%+-]+")
-_OPTION = re.compile(r"--(?P<name>[a-z][a-z0-9-]*)(=.*)?")
-_MODULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/+:@=~-]*")
-_GPU_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_OPTION_WORD = re.compile(r"--(?P<name>[a-z][a-z0-9-]*)(=.*)?")
+_MODULE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/+:@=~-]*")
+_GPU_TYPE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _REFUSED_OPTIONS: Mapping[str, str] = {
     **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node", "cpus-per-task"), "it follows from each trial's world"),
     **dict.fromkeys(("array", "wait", "hold", "wrap"), "say slurm.jobs"),
@@ -52,7 +59,7 @@ def batch_script(slurm: SlurmSection, job: BatchJob) -> str:
     _refuse_unwritable_values(slurm, job)
     _refuse_options(slurm)
     lines = ["#!/bin/bash"]
-    lines += [f"#SBATCH {_directive(option)}" for option in _options(slurm, job)]
+    lines += [f"#SBATCH {_quoted_for_sbatch(option)}" for option in _sbatch_options(slurm, job)]
     lines.append("")
     lines += slurm.setup
     lines += [f"module load {shlex.quote(module)} || exit 1" for module in slurm.modules]
@@ -62,15 +69,15 @@ def batch_script(slurm: SlurmSection, job: BatchJob) -> str:
     return "\n".join(lines)
 
 
-def _options(slurm: SlurmSection, job: BatchJob) -> list[str]:
+def _sbatch_options(slurm: SlurmSection, job: BatchJob) -> list[str]:
     """Return the options for sbatch: vitscale's own, then those of [slurm], then the user's further ones."""
     # sbatch replaces %j and the like by job numbers anywhere in the path.
-    folder = str(job.results / "jobs").replace("%", "%%")
-    number = "%A_%a" if job.elements is not None else "%j"
+    jobs_folder = str(job.results / "jobs").replace("%", "%%")
+    job_number = "%A_%a" if job.elements is not None else "%j"
     options = [
         f"--job-name={job.name}",
         f"--chdir={job.cwd}",
-        f"--output={folder}/{job.name}-{number}.out",
+        f"--output={jobs_folder}/{job.name}-{job_number}.out",
         "--open-mode=append",
         # A run that a broken node cut short is recorded, and the next `vitscale run` does it again.
         "--no-requeue",
@@ -111,14 +118,14 @@ def _gpu_options(slurm: SlurmSection, job: BatchJob) -> list[str]:
     return [f"--gres=gpu:{count}"]
 
 
-def _directive(text: str) -> str:
+def _quoted_for_sbatch(option: str) -> str:
     """Return an option quoted for sbatch's reader of `#SBATCH` lines; no shell sees these lines.
 
     Outside double quotes spaces part words and `#` begins a comment; inside a backslash escapes the next character.
     """
-    key, equals, value = text.partition("=")
+    key, equals, value = option.partition("=")
     if not equals or _NEEDS_NO_QUOTES.fullmatch(value):
-        return text
+        return option
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'{key}="{escaped}"'
 
@@ -146,9 +153,9 @@ def _refuse_unwritable_values(slurm: SlurmSection, job: BatchJob) -> None:
             next_step="Slurm drops backslashes from paths: use a folder without one",
         )
     for module in slurm.modules:
-        if not _MODULE.fullmatch(module):
+        if not _MODULE_NAME.fullmatch(module):
             raise RequestError(f"slurm.modules has {shown(module)}", valid=["NAME", "NAME/VERSION"])
-    if slurm.gpu_type is not None and not _GPU_TYPE.fullmatch(slurm.gpu_type):
+    if slurm.gpu_type is not None and not _GPU_TYPE_NAME.fullmatch(slurm.gpu_type):
         raise RequestError(f"slurm.gpu_type is {shown(slurm.gpu_type)}", valid=["a name such as a100"])
 
 
@@ -159,7 +166,7 @@ def _refuse_options(slurm: SlurmSection) -> None:
         RequestError: for the first of them.
     """
     for option in slurm.options:
-        match = _OPTION.fullmatch(option)
+        match = _OPTION_WORD.fullmatch(option)
         if match is None:
             raise RequestError(
                 f"slurm.options has {shown(option)}", valid=["--NAME", "--NAME=VALUE"], next_step="Write one each"
@@ -176,15 +183,15 @@ def _warning_seconds(limit: str | None) -> int:
     """
     if limit is None:
         return WARNING_SECONDS
-    return max(1, min(WARNING_SECONDS, seconds_of(limit) // 4))
+    return max(1, min(WARNING_SECONDS, time_span_seconds(limit) // 4))
 
 
-def seconds_of(limit: str) -> int:
+def time_span_seconds(span: str) -> int:
     """Return the seconds of a time span in Slurm's notation.
 
     Example: `90` is 90 minutes, `1:30` a minute and a half, `1-2` a day and two hours.
     """
-    days, dash, clock = limit.rpartition("-")  # "1-02:30" has days, "90" has none
+    days, dash, clock = span.rpartition("-")  # "1-02:30" has days, "90" has none
     counts = [int(count) for count in clock.split(":")]
     begins_with_hours = bool(dash) or len(counts) == 3
     unit_seconds = (3600, 60, 1) if begins_with_hours else (60, 1)
@@ -192,10 +199,10 @@ def seconds_of(limit: str) -> int:
     return int(days or 0) * 86_400 + clock_seconds
 
 
-_SPAN = re.compile(r"(\d+-)?\d{1,6}(:\d{2}){0,2}")
-_EARLY_SECONDS = 60
+_TIME_SPAN = re.compile(r"(\d+-)?\d{1,6}(:\d{2}){0,2}")
+_MOST_EARLY_SECONDS = 60
 """Seconds by which Slurm may send a warning early ("sbatch --signal")."""
-_UNDER_WAY = frozenset(
+_LIVE_STATES = frozenset(
     (
         *("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "STAGE_OUT", "SIGNALING"),
         *("RESIZING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "POWER_UP_NODE"),
@@ -208,7 +215,7 @@ _SQUEUE_FORMAT = "%i|%j|%K|%T|%r"
 """Job id, name, element of the array, state, reason: the last one may have a bar in it."""
 _MAX_ARRAY_SIZE = re.compile(r"^MaxArraySize\s*=\s*(\d{1,9})", re.MULTILINE)
 _PREEMPTED = "preempted by a job of higher priority"
-_OTHER_ENDS = {
+_REASON_BY_STATE = {
     "PREEMPTED": _PREEMPTED,
     "BOOT_FAIL": "a node did not boot",
     "DEADLINE": "the job's deadline came",
@@ -291,7 +298,8 @@ class SlurmCluster(Submitter):
         Raises:
             SchedulerError: sbatch refuses the script, or does not say the job's number.
         """
-        printed = ask("sbatch", "--parsable", str(script), without=overriding(script.read_text(encoding="utf-8")))
+        overriding = overriding_variables(script.read_text(encoding="utf-8"))
+        printed = ask("sbatch", "--parsable", str(script), without=overriding)
         last_line = printed.strip().rpartition("\n")[2]
         job_id, _, _ = last_line.partition(";")
         if not job_id.isdecimal():
@@ -341,12 +349,14 @@ def _job_state(job_id: str, name: str, element: str, state: str, reason: str) ->
         element=int(element) if element.isdecimal() else None,
         state=state,
         reason="" if reason in ("None", "(null)") else reason,
-        over=state not in _UNDER_WAY,
+        over=state not in _LIVE_STATES,
     )
 
 
 def _cause_of_end(job_id: str, fields: Mapping[str, str], nodes: str) -> Cause:
     """Return why a job ended, or is ending.
+
+    The surest signs come first: a job that is being ended is RUNNING or COMPLETING for a while, whatever the cause.
 
     Args:
         job_id: the job's id for users.
@@ -355,16 +365,16 @@ def _cause_of_end(job_id: str, fields: Mapping[str, str], nodes: str) -> Cause:
     """
     state = fields.get("JobState", "")
     reason = fields.get("Reason", "")
-    if preempted(fields) and state not in ("TIMEOUT", "NODE_FAIL"):
+    if is_preempted(fields) and state not in ("TIMEOUT", "NODE_FAIL"):
         return Cause("failed", f"{_PREEMPTED} (job {job_id})")
-    is_warned_of_limit = state == "RUNNING" and _at_its_limit(fields)
-    if state == "TIMEOUT" or reason == "TimeLimit" or is_warned_of_limit:
+    runs_near_limit = state == "RUNNING" and _is_warned_of_limit(fields)
+    if state == "TIMEOUT" or reason == "TimeLimit" or runs_near_limit:
         limit = fields.get("TimeLimit", "unknown")
         return Cause("timeout", f"the job's time limit of {limit} was reached (slurm.time, job {job_id})")
     if state == "NODE_FAIL" or reason == "NodeDown":
         return _node_failure(job_id, nodes or fields.get("NodeList", ""))
-    if state in _OTHER_ENDS:
-        return Cause("failed", f"{_OTHER_ENDS[state]} (job {job_id})")
+    if state in _REASON_BY_STATE:
+        return Cause("failed", f"{_REASON_BY_STATE[state]} (job {job_id})")
     is_interactive = fields.get("BatchFlag") == "0"  # of salloc or srun, without a batch script
     if is_interactive and state in ("COMPLETING", "COMPLETED", "FAILED"):
         end = "cancelled, or given back" if state == "COMPLETING" else "given back"
@@ -378,15 +388,15 @@ def _cause_of_end(job_id: str, fields: Mapping[str, str], nodes: str) -> Cause:
     return Cause("failed", f"the driver of job {job_id} {end} before this run was done")
 
 
-def _at_its_limit(fields: Mapping[str, str]) -> bool:
+def _is_warned_of_limit(fields: Mapping[str, str]) -> bool:
     """Whether the warning before the time limit (`sbatch --signal`) has just come."""
     limit = fields.get("TimeLimit", "")
     run_time = fields.get("RunTime", "")
-    are_spans = _SPAN.fullmatch(limit) and _SPAN.fullmatch(run_time)
+    are_spans = _TIME_SPAN.fullmatch(limit) and _TIME_SPAN.fullmatch(run_time)
     if not are_spans:
         return False  # UNLIMITED
-    remaining_seconds = seconds_of(limit) - seconds_of(run_time)
-    return remaining_seconds <= WARNING_SECONDS + _EARLY_SECONDS
+    remaining_seconds = time_span_seconds(limit) - time_span_seconds(run_time)
+    return remaining_seconds <= WARNING_SECONDS + _MOST_EARLY_SECONDS
 
 
 def _node_failure(job_id: str, nodes: str) -> Cause:

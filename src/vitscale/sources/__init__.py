@@ -31,7 +31,7 @@ SOURCES: Mapping[str, str] = {
     "synthetic-masks": "vitscale.sources.synthetic:SYNTHETIC_MASKS",
 }
 """`data.name` to its source, as module:object; imported when it is used."""
-_BUILT_IN = (*SOURCES, script.NAME)
+_BUILT_IN_NAMES = (*SOURCES, script.NAME)
 """Names of datasets that are no plug-in's."""
 
 
@@ -42,7 +42,7 @@ def check(spec: DataSpec) -> Summary:
     out. Raises `RequestError` naming what is wrong and what to do.
     """
     source = _source(spec)
-    return answer("dataset", spec.name, _BUILT_IN, lambda: source.check(spec), Summary)
+    return answer("dataset", spec.name, _BUILT_IN_NAMES, lambda: source.check(spec), Summary)
 
 
 def prepare(spec: DataSpec, progress: OnProgress | None = None) -> None:
@@ -56,7 +56,7 @@ def prepare(spec: DataSpec, progress: OnProgress | None = None) -> None:
     if isinstance(source, ImageSet):
         source.prepare(spec, default_cache_root(), progress)
     else:
-        answer("dataset", spec.name, _BUILT_IN, lambda: source.load(spec, default_cache_root()), Dataset)
+        answer("dataset", spec.name, _BUILT_IN_NAMES, lambda: source.load(spec, default_cache_root()), Dataset)
 
 
 def load(spec: DataSpec, cache_root: Path | None = None) -> Dataset:
@@ -69,10 +69,10 @@ def load(spec: DataSpec, cache_root: Path | None = None) -> Dataset:
     dataset = _source(spec).load(spec, cache_root if cache_root is not None else default_cache_root())
     if (spec.channels, spec.dtype) == (3, "uint8"):
         return dataset
-    return replace(dataset, statistics=_statistics(dataset.train))
+    return replace(dataset, statistics=_channel_statistics(dataset.train))
 
 
-def _statistics(split: Split) -> ChannelStatistics:
+def _channel_statistics(split: Split) -> ChannelStatistics:
     """Computes mean and deviation of each channel over evenly spread training images: 8 to 256, up to 1 GiB of them.
 
     Every rank comes to the same numbers, for they look at the same images.

@@ -12,18 +12,21 @@ import numpy as np
 from vitscale.errors import RequestError, shown
 from vitscale.sources.arrays import ArrayShape
 from vitscale.sources.base import OUTSIDE, class_count, kind_of
-from vitscale.sources.image_folder import files_under, fingerprint_of, refuse_link_out, split_folders, stamp
+from vitscale.sources.image_folder import file_stamp, files_under, fingerprint_of, refuse_link_out, split_folders
 from vitscale.sources.image_set import FileSplit, ImageSet, Listing
 from vitscale.sources.pictures import EXTENSIONS
 from vitscale.sources.scenes import SCENE_CHANNELS, ScenePairs
 from vitscale.trial.trial import DataSpec
 
-_HOW = "Unpack ADEChallengeData2016.zip, and name its folder, which holds images and annotations"
+_LAYOUT_ADVICE = "Unpack ADEChallengeData2016.zip, and name its folder, which holds images and annotations"
 
 
 class _File(NamedTuple):
+    """A picture or an annotation."""
+
     path: str
     stamp: str
+    """Identifies the file: its place, size and time of change."""
 
 
 class _SceneFiles(NamedTuple):
@@ -36,8 +39,8 @@ class _SceneFiles(NamedTuple):
         """Returns pictures and annotations of the same name, sorted; "" for one that is missing."""
         keys = sorted(self.pictures.keys() | self.annotations.keys())
         return ScenePairs(
-            pictures=tuple(_path(self.pictures, key) for key in keys),
-            annotations=tuple(_path(self.annotations, key) for key in keys),
+            pictures=tuple(_path_or_empty(self.pictures, key) for key in keys),
+            annotations=tuple(_path_or_empty(self.annotations, key) for key in keys),
             classes=classes,
         )
 
@@ -47,7 +50,8 @@ class _SceneFiles(NamedTuple):
         return [[files[key].stamp for key in sorted(files)] for files in self]
 
 
-def _path(files: dict[str, _File], key: str) -> str:
+def _path_or_empty(files: dict[str, _File], key: str) -> str:
+    """Returns the path of a file; "" where there is none of this key."""
     return files[key].path if key in files else ""
 
 
@@ -60,7 +64,7 @@ def list_ade20k(spec: DataSpec) -> Listing:
     Raises:
         RequestError: it is not laid out like this, a file cannot be read, or a link leads out of it.
     """
-    root = split_folders(spec, _HOW, lambda _: False).train
+    root = split_folders(spec, _LAYOUT_ADVICE, lambda _: False).train
     classes = _class_names(spec)
     if len(classes) > OUTSIDE:
         what = f"data.classes = {len(classes)} do not fit into masks"
@@ -71,8 +75,8 @@ def list_ade20k(spec: DataSpec) -> Listing:
     fingerprint = fingerprint_of(*train.stamps, *held_out.stamps)
     return Listing(
         classes=classes,
-        train=_split(train.pairs(len(classes)), shape),
-        held_out=_split(held_out.pairs(len(classes)), shape),
+        train=_file_split(train.pairs(len(classes)), shape),
+        held_out=_file_split(held_out.pairs(len(classes)), shape),
         fingerprint=fingerprint,
         # 2: entries of version 0.1.0 may hold labels that Pillow multiplied, see `pictures.decode_labels`.
         key=f"ade20k-2-{fingerprint[:24]}-{spec.source_size}-{len(classes)}",
@@ -87,17 +91,19 @@ def _class_names(spec: DataSpec) -> tuple[str, ...]:
     return tuple(f"class {label}" for label in range(1, class_count(spec) + 1))
 
 
-def _split(pairs: ScenePairs, shape: ArrayShape) -> FileSplit:
+def _file_split(pairs: ScenePairs, shape: ArrayShape) -> FileSplit:
+    """Returns a split of scenes, whose labels are in their masks: 0 for each image."""
     return FileSplit(pairs, np.zeros(len(pairs), dtype=np.int64), shape)
 
 
 def _scene_files(root: Path, split: str) -> _SceneFiles:
-    pictures = _files(root, "images", split, frozenset(EXTENSIONS))
-    annotations = _files(root, "annotations", split, frozenset({".png"}))
+    """Returns the files of the split "training" or "validation"."""
+    pictures = _files_of_kind(root, "images", split, frozenset(EXTENSIONS))
+    annotations = _files_of_kind(root, "annotations", split, frozenset({".png"}))
     return _SceneFiles(pictures, annotations)
 
 
-def _files(root: Path, kind: str, split: str, extensions: frozenset[str]) -> dict[str, _File]:
+def _files_of_kind(root: Path, kind: str, split: str, extensions: frozenset[str]) -> dict[str, _File]:
     """Returns all files of one kind in a split, by their paths below its folder without the extension.
 
     Args:
@@ -112,7 +118,7 @@ def _files(root: Path, kind: str, split: str, extensions: frozenset[str]) -> dic
     folder = root / kind / split
     real_root = Path(os.path.realpath(root))
     if kind_of(folder) != "folder":
-        raise RequestError(f"{shown(str(folder))} is not a folder", next_step=_HOW)
+        raise RequestError(f"{shown(str(folder))} is not a folder", next_step=_LAYOUT_ADVICE)
     refuse_link_out(str(folder), real_root)
     files: dict[str, _File] = {}
     for path, status in files_under(folder, real_root, [os.path.realpath(root / kind)]):
@@ -124,9 +130,11 @@ def _files(root: Path, kind: str, split: str, extensions: frozenset[str]) -> dic
                 f"{shown(files[key].path)} and {shown(path)} have one name: each picture has an annotation of its own"
             )
             raise RequestError(what, next_step="Rename or remove one of them")
-        files[key] = _File(path, stamp(path, folder, status))
+        files[key] = _File(path, file_stamp(path, folder, status))
     if not files:
-        raise RequestError(f"{shown(str(folder))} holds no {'picture' if kind == 'images' else 'PNG'}", next_step=_HOW)
+        raise RequestError(
+            f"{shown(str(folder))} holds no {'picture' if kind == 'images' else 'PNG'}", next_step=_LAYOUT_ADVICE
+        )
     return files
 
 

@@ -32,23 +32,23 @@ MOST_BYTES = 1 << 31
 _Array = NDArray[Any]
 _VOLUME_NAMES = ("reconstruction_rss", "reconstruction_esc", "kspace")
 """fastMRI's names of volumes, the preferred one first."""
-_UNPACKERS: Mapping[int, Callable[[], Any]] = {
+_UNPACKER_BY_COMPRESSION: Mapping[int, Callable[[], Any]] = {
     8: zlib.decompressobj, 32946: zlib.decompressobj, 34925: partial(lzma.LZMADecompressor, memlimit=MOST_BYTES),
 }  # fmt: skip
 """TIFF's number of a compression with large ratios -> what unpacks it step by step."""
 _MOST_PAGES = 4096
 """Most pages of a TIFF: as many as an image may have channels."""
-_MOST_FROM_DEFLATED = 1032
+_MOST_INFLATION = 1032
 """Most bytes that zlib makes of one."""
 _MOST_SLICES = 16_384
 """Most slices of an HDF5 volume, each of which becomes an entry of the image set."""
 _HARMLESS_SLICES = 256
 """Slices of a volume that is not refused for the bytes that it claims: each image is checked anyway as it is read."""
-_WITHOUT_OTHER_FILES = {"is_ome": False, "is_mmstack": False, "is_ndtiff": False}
+_READ_NO_OTHER_FILES = {"is_ome": False, "is_mmstack": False, "is_ndtiff": False}
 """Arguments by which tifffile reads the pages of a TIFF alone: in these formats it may name other files, whose pixels
 tifffile would read wherever they lie."""
-_DEFLATE = 1
-_FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}
+_DEFLATE_FILTER = 1
+_FILTER_NAMES = {1: "gzip", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}
 """HDF5's numbers of the filters that chunks may be packed with."""
 _CHECKSUM_BYTES = 4
 """Size of fletcher32's checksum, which may be packed too."""
@@ -64,7 +64,7 @@ class ArrayShape(NamedTuple):
     dtype: PixelType
 
 
-class _Stored(NamedTuple):
+class _StoredArray(NamedTuple):
     """An array in a file, which has not been read yet."""
 
     shape: tuple[int, ...]
@@ -87,7 +87,7 @@ def images_in(content: Content, name: str) -> int:
     if not name.lower().endswith((".h5", ".hdf5")):
         return 1
     file_bytes = len(content) if isinstance(content, bytes) else Path(content).stat().st_size
-    with _reported(name), _hdf5(content) as file:
+    with _broken_image_errors(name), _opened_hdf5(content) as file:
         volume = _volume(file, name)
         _verify_slices(volume, file_bytes, name)
         return int(volume.shape[0])
@@ -107,7 +107,7 @@ def _verify_slices(volume: Any, file_bytes: int, name: str) -> None:
     if slices <= _HARMLESS_SLICES:
         return
     claimed_bytes = math.prod(map(int, volume.shape)) * volume.dtype.itemsize
-    most_bytes = file_bytes * _MOST_FROM_DEFLATED
+    most_bytes = file_bytes * _MOST_INFLATION
     if claimed_bytes > most_bytes:
         what = f"it claims {claimed_bytes:,} bytes of slices, and a file of {file_bytes:,} holds at most {most_bytes:,}"
         raise BrokenImage(name, what)
@@ -119,7 +119,7 @@ def acquisition_of(path: str) -> str | None:
     Raises:
         RequestError: it is broken.
     """
-    with _reported(path), _hdf5(path) as file:
+    with _broken_image_errors(path), _opened_hdf5(path) as file:
         value = file.attrs.get("acquisition")
         if isinstance(value, bytes):
             return value.decode(errors="replace")
@@ -128,7 +128,7 @@ def acquisition_of(path: str) -> str | None:
 
 def verify_array(content: Content, shape: ArrayShape, name: str) -> None:
     """Raises `RequestError` naming the file unless its headers say that it is whole and can be stored as `shape`."""
-    with _reported(name), _stored(content, 0, name) as stored:
+    with _broken_image_errors(name), _opened_array(content, 0, name) as stored:
         _channel_axis(stored, shape, name)
 
 
@@ -138,7 +138,7 @@ def decode_array(content: Content, shape: ArrayShape, part: int, name: str) -> I
     Raises:
         RequestError: it is broken, or holds other channels or more bits than `shape`.
     """
-    with _reported(name), _stored(content, part, name) as stored:
+    with _broken_image_errors(name), _opened_array(content, part, name) as stored:
         axis = _channel_axis(stored, shape, name)
         pixels = stored.read()
         if pixels.dtype.kind == "c":
@@ -146,59 +146,59 @@ def decode_array(content: Content, shape: ArrayShape, part: int, name: str) -> I
         image = pixels[..., None] if axis is None else np.moveaxis(pixels, source=axis, destination=-1)
         if image.dtype.kind == "f" and not np.isfinite(image).all():
             raise BrokenImage(name, "it holds values that are not finite")
-        return _square(image, shape)
+        return _scaled_square(image, shape)
 
 
-def _square(image: _Array, shape: ArrayShape) -> Images:
+def _scaled_square(image: _Array, shape: ArrayShape) -> Images:
     """Scales the centre square of an image `[H, W, C]`, channel by channel."""
     height, width, channels = image.shape
     if height == width == shape.side:
         return image.astype(shape.dtype, order="C")
     from PIL import Image
 
-    out = np.empty((shape.side, shape.side, channels), np.float32)
+    square = np.empty((shape.side, shape.side, channels), np.float32)
     for channel in range(channels):
         plane = Image.fromarray(np.ascontiguousarray(image[..., channel], dtype=np.float32))
-        scaled = plane.resize(out.shape[:2], Image.Resampling.BILINEAR, box=centre_box(width, height))
-        out[..., channel] = np.asarray(scaled)
+        scaled_plane = plane.resize(square.shape[:2], Image.Resampling.BILINEAR, box=centre_box(width, height))
+        square[..., channel] = np.asarray(scaled_plane)
     if shape.dtype != "float32":
-        out = np.rint(out)
-    return out.astype(shape.dtype)
+        square = np.rint(square)
+    return square.astype(shape.dtype)
 
 
-def _channel_axis(stored: _Stored, shape: ArrayShape, name: str) -> int | None:
+def _channel_axis(stored: _StoredArray, shape: ArrayShape, name: str) -> int | None:
     """Returns the axis of channels; None for one channel without an axis.
 
     Raises:
         BrokenImage: `shape` cannot hold the array.
     """
-    sides = stored.shape
+    lengths = stored.shape
     may_be_last = stored.channels_first is not True
     may_be_first = stored.channels_first is not False
     axis: int | None
-    if len(sides) == 2 and shape.channels == 1:
+    if len(lengths) == 2 and shape.channels == 1:
         axis = None
-    elif len(sides) == 3 and sides[-1] == shape.channels and may_be_last:
+    elif len(lengths) == 3 and lengths[-1] == shape.channels and may_be_last:
         axis = 2
-    elif len(sides) == 3 and sides[0] == shape.channels and may_be_first:
+    elif len(lengths) == 3 and lengths[0] == shape.channels and may_be_first:
         axis = 0
     else:
-        size = " x ".join(map(str, sides)) or "a single value"
+        size = " x ".join(map(str, lengths)) or "a single value"
         raise BrokenImage(name, f"it holds {size}, not height x width x {shape.channels} (data.channels)")
-    if not _fits(stored.dtype, shape.dtype):
+    if not _can_hold(shape.dtype, stored.dtype):
         raise BrokenImage(name, f"it holds {stored.dtype}, which data.dtype = '{shape.dtype}' cannot")
     return axis
 
 
-def _fits(stored: np.dtype[Any], dtype: PixelType) -> bool:
-    """Whether a type takes stored numbers: float32 takes those of any size, another type only what fits."""
+def _can_hold(dtype: PixelType, stored: np.dtype[Any]) -> bool:
+    """Whether a type holds numbers of the stored type: float32 those of any size, another type only what fits."""
     if dtype == "float32":
-        return stored.kind in "biufc"
+        return stored.kind in "biufc"  # booleans, integers, fractions, complex numbers (by their size)
     return bool(np.can_cast(stored, dtype))
 
 
 @contextmanager
-def _reported(name: str) -> Iterator[None]:
+def _broken_image_errors(name: str) -> Iterator[None]:
     """Turns whatever is raised inside into a `BrokenImage` that names the file."""
     try:
         yield
@@ -209,11 +209,12 @@ def _reported(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _stored(content: Content, part: int, name: str) -> Iterator[_Stored]:
+def _opened_array(content: Content, part: int, name: str) -> Iterator[_StoredArray]:
     """Yields the array of `part`, checked against the limits."""
-    open_array = {".npy": _npy, ".npz": _npz, ".tif": _tiff, ".tiff": _tiff}.get(Path(name).suffix.lower())
-    with open_array(content, name) if open_array is not None else _slice(content, part, name) as stored:
-        pixels = math.prod(sorted(stored.shape)[-2:])
+    openers = {".npy": _opened_npy, ".npz": _opened_npz, ".tif": _opened_tiff, ".tiff": _opened_tiff}
+    open_array = openers.get(Path(name).suffix.lower())
+    with open_array(content, name) if open_array is not None else _opened_slice(content, part, name) as stored:
+        pixels = math.prod(sorted(stored.shape)[-2:])  # of the two longest axes: which are sides is not known yet
         claimed_bytes = math.prod(stored.shape) * stored.dtype.itemsize
         if pixels > MOST_PIXELS:
             raise BrokenImage(name, f"it claims {pixels:,} pixels, more than {MOST_PIXELS:,}")
@@ -227,14 +228,15 @@ def _stored(content: Content, part: int, name: str) -> Iterator[_Stored]:
         yield stored
 
 
-def _file(content: Content) -> Any:
+def _opened_file(content: Content) -> Any:
+    """Opens a file, or the bytes of one, for reading."""
     return io.BytesIO(content) if isinstance(content, bytes) else Path(content).open("rb")
 
 
 @contextmanager
-def _npy(content: Content, name: str) -> Iterator[_Stored]:
+def _opened_npy(content: Content, name: str) -> Iterator[_StoredArray]:
     """Yields the array of a .npy file."""
-    with _file(content) as file:
+    with _opened_file(content) as file:
         stored = _npy_header(file, name)
         data_begin = file.tell()
         data_bytes = file.seek(0, os.SEEK_END) - data_begin
@@ -242,20 +244,20 @@ def _npy(content: Content, name: str) -> Iterator[_Stored]:
         yield stored._replace(read=lambda: np.load(file, allow_pickle=False), bytes_there=data_bytes)
 
 
-def _npy_header(file: Any, name: str) -> _Stored:
+def _npy_header(file: Any, name: str) -> _StoredArray:
     """Reads the header of a .npy file; `read` of what it returns is a placeholder."""
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(file)
     if dtype.hasobject:
         raise BrokenImage(name, "it holds Python objects, which are not read")
-    return _Stored(shape, dtype, lambda: np.empty(0))
+    return _StoredArray(shape, dtype, lambda: np.empty(0))
 
 
 @contextmanager
-def _npz(content: Content, name: str) -> Iterator[_Stored]:
+def _opened_npz(content: Content, name: str) -> Iterator[_StoredArray]:
     """Yields the only array of a .npz file, or the one called "image"."""
-    with _file(content) as file, zipfile.ZipFile(file) as archive:
+    with _opened_file(content) as file, zipfile.ZipFile(file) as archive:
         member = _npz_member(archive, name)
         if member.file_size > MOST_BYTES:
             raise BrokenImage(name, f"it claims {member.file_size:,} bytes, more than {MOST_BYTES:,}")
@@ -286,11 +288,11 @@ def _npz_member(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
 
 
 @contextmanager
-def _tiff(content: Content, name: str) -> Iterator[_Stored]:
+def _opened_tiff(content: Content, name: str) -> Iterator[_StoredArray]:
     """Yields the first series of pages of a TIFF."""
     tifffile = library("tifffile", "TIFF of other than 3 channels of 8 bits", "images")
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # one message, or none
-    with _file(content) as file, tifffile.TiffFile(file, **_WITHOUT_OTHER_FILES) as tiff:
+    with _opened_file(content) as file, tifffile.TiffFile(file, **_READ_NO_OTHER_FILES) as tiff:
         size = file.seek(0, os.SEEK_END)
         _verify_pages(file, tiff.tiff, name)
         series = tiff.series[0]
@@ -301,7 +303,7 @@ def _tiff(content: Content, name: str) -> Iterator[_Stored]:
             channels_first = False
         elif len(series.shape) == 3:
             channels_first = True
-        yield _Stored(tuple(series.shape), np.dtype(series.dtype), series.asarray, channels_first)
+        yield _StoredArray(tuple(series.shape), np.dtype(series.dtype), series.asarray, channels_first)
 
 
 def _verify_pages(file: Any, form: Any, name: str) -> None:
@@ -316,6 +318,7 @@ def _verify_pages(file: Any, form: Any, name: str) -> None:
         name: name of the file, for messages.
     """
     offsets: set[int] = set()
+    # The offset of the first page stands behind the head, which has 4 bytes, and 8 where offsets have 8 (BigTIFF).
     file.seek(4 if form.offsetsize == 4 else 8)
     while True:
         offset_bytes = file.read(form.offsetsize)
@@ -338,7 +341,7 @@ def _verify_pages(file: Any, form: Any, name: str) -> None:
 def _verify_segments(file: Any, page: Any, size: int, name: str) -> None:
     """Refuses strips or tiles that end outside the file, or unpack to more than they should."""
     segment_bytes = math.prod(page.keyframe.chunks) * page.keyframe.dtype.itemsize
-    unpacker = _UNPACKERS.get(page.keyframe.compression)
+    unpacker = _UNPACKER_BY_COMPRESSION.get(page.keyframe.compression)
     for offset, packed_bytes in zip(page.dataoffsets, page.databytecounts, strict=True):
         if offset + packed_bytes > size:
             raise BrokenImage(name, "it is truncated")
@@ -347,42 +350,43 @@ def _verify_segments(file: Any, page: Any, size: int, name: str) -> None:
         if unpacker is None:
             continue
         is_deflated = unpacker is zlib.decompressobj
-        most_unpacked_bytes = packed_bytes * _MOST_FROM_DEFLATED if is_deflated else math.inf
+        most_unpacked_bytes = packed_bytes * _MOST_INFLATION if is_deflated else math.inf
         if most_unpacked_bytes > 8 * segment_bytes:
             file.seek(offset)
             unpacked = unpacker().decompress(file.read(packed_bytes), segment_bytes + 1)
-            _refuse_more(unpacked, segment_bytes, name)
+            _refuse_larger(unpacked, segment_bytes, name)
 
 
-def _refuse_more(unpacked: bytes, limit: int, name: str) -> None:
+def _refuse_larger(unpacked: bytes, limit: int, name: str) -> None:
     """Refuses data that unpacks to more than `limit` bytes."""
     if len(unpacked) > limit:
         raise BrokenImage(name, f"it unpacks to more than the {limit:,} bytes of its size")
 
 
-def _hdf5(content: Content) -> Any:
+def _opened_hdf5(content: Content) -> Any:
     """Opens an HDF5 file for reading."""
     h5py = library("h5py", "HDF5", "images")
     return h5py.File(io.BytesIO(content) if isinstance(content, bytes) else content, "r")
 
 
 @contextmanager
-def _slice(content: Content, part: int, name: str) -> Iterator[_Stored]:
+def _opened_slice(content: Content, part: int, name: str) -> Iterator[_StoredArray]:
     """Yields slice `part` of a volume; of k-space its image, the inverse Fourier transform."""
-    with _hdf5(content) as file:
+    with _opened_hdf5(content) as file:
         volume = _volume(file, name)
         channels_first = True if volume.ndim == 4 else None
 
         def read() -> _Array:
             values: _Array = volume[part]
             if volume.name == "/kspace":
+                # Its frequency 0, and the middle of the image, lie in the middle; numpy has both at index 0.
                 axes = (-2, -1)
-                centred = np.fft.ifft2(np.fft.ifftshift(values, axes), norm="ortho")
-                return np.abs(np.fft.fftshift(centred, axes)).astype(np.float32)
+                image = np.fft.ifft2(np.fft.ifftshift(values, axes), norm="ortho")
+                return np.abs(np.fft.fftshift(image, axes)).astype(np.float32)
             return values
 
         verify = partial(_verify_chunks, volume, part, name)
-        yield _Stored(tuple(volume.shape[1:]), volume.dtype, read, channels_first, verify=verify)
+        yield _StoredArray(tuple(volume.shape[1:]), volume.dtype, read, channels_first, verify=verify)
 
 
 def _volume(file: Any, name: str) -> Any:
@@ -405,16 +409,18 @@ def _volume(file: Any, name: str) -> Any:
         raise BrokenImage(name, f"its {key} lies in other files, or is no array")
     if volume.ndim not in (3, 4) or volume.dtype.kind not in "iufc":
         raise BrokenImage(name, f"its {key} is no volume of numbers")
-    filters = _filters(volume)
+    filters = _filter_numbers(volume)
     # Of two unpackers, one would unpack a thousandfold what the other has unpacked.
     has_filter_twice = len(set(filters)) < len(filters)
-    if has_filter_twice or not set(filters) <= _FILTERS.keys():
-        packed = ", ".join(_FILTERS.get(number, f"number {number}") for number in filters)
-        raise BrokenImage(name, f"its {key} is packed by {packed}; read is {', '.join(_FILTERS.values())}, each once")
+    if has_filter_twice or not set(filters) <= _FILTER_NAMES.keys():
+        packed = ", ".join(_FILTER_NAMES.get(number, f"number {number}") for number in filters)
+        raise BrokenImage(
+            name, f"its {key} is packed by {packed}; read is {', '.join(_FILTER_NAMES.values())}, each once"
+        )
     return volume
 
 
-def _filters(volume: Any) -> list[int]:
+def _filter_numbers(volume: Any) -> list[int]:
     """Returns HDF5's numbers of the filters that a volume's chunks are packed with, in their order."""
     packing = volume.id.get_create_plist()
     return [packing.get_filter(number)[0] for number in range(packing.get_nfilters())]
@@ -427,16 +433,16 @@ def _verify_chunks(volume: Any, part: int, name: str) -> None:
     chunk_bytes = math.prod(volume.chunks) * volume.dtype.itemsize
     if chunk_bytes > MOST_BYTES:
         raise BrokenImage(name, f"it claims {chunk_bytes:,} bytes a chunk, more than {MOST_BYTES:,}")
-    filters = _filters(volume)
+    filters = _filter_numbers(volume)
     for chunk in _chunks_of_slice(volume, part):
         if chunk.size > chunk_bytes + chunk_bytes // 8 + 1024:
             raise BrokenImage(name, f"it claims {chunk_bytes:,} bytes a chunk, stored in {chunk.size:,}")
         # A bit of the mask says that the filter of its number was left out for this chunk.
-        is_deflated = _DEFLATE in filters and not chunk.filter_mask >> filters.index(_DEFLATE) & 1
-        if is_deflated and chunk.size * _MOST_FROM_DEFLATED > max(8 * chunk_bytes, _HARMLESS_BYTES):
+        is_deflated = _DEFLATE_FILTER in filters and not chunk.filter_mask >> filters.index(_DEFLATE_FILTER) & 1
+        if is_deflated and chunk.size * _MOST_INFLATION > max(8 * chunk_bytes, _HARMLESS_BYTES):
             _, content = volume.id.read_direct_chunk(chunk.chunk_offset)
             limit = chunk_bytes + _CHECKSUM_BYTES
-            _refuse_more(zlib.decompressobj().decompress(content, limit + 1), limit, name)
+            _refuse_larger(zlib.decompressobj().decompress(content, limit + 1), limit, name)
 
 
 def _chunks_of_slice(volume: Any, part: int) -> list[Any]:

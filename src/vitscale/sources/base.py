@@ -26,8 +26,9 @@ from vitscale.errors import RequestError, shown
 from vitscale.trial.model_spec import Task
 from vitscale.trial.trial import DataSpec
 
-_lock = threading.Lock()
-_seconds = {"reading": 0.0, "decoding": 0.0, "both": 0.0}
+_spent_lock = threading.Lock()
+_spent_seconds = {"reading": 0.0, "decoding": 0.0, "both": 0.0}
+"""Seconds that all threads of this process have spent so far; `spending` adds to it."""
 
 
 class Spent(NamedTuple):
@@ -45,29 +46,29 @@ def spending(on: Literal["reading", "decoding", "both"]) -> Iterator[None]:
     Args:
         on: "both" where a library reads while it decodes, so that the two cannot be told apart.
     """
-    began = time.perf_counter()
+    start_seconds = time.perf_counter()
     try:
         yield
     finally:
-        seconds = time.perf_counter() - began
-        with _lock:
-            _seconds[on] += seconds
+        seconds = time.perf_counter() - start_seconds
+        with _spent_lock:
+            _spent_seconds[on] += seconds
 
 
 class Meter:
     """Measures the seconds that threads have spent on reading and decoding since its creation."""
 
     def __init__(self) -> None:
-        self._before = dict(_seconds)
+        self._before = dict(_spent_seconds)
 
     def read(self) -> Spent | None:
         """Returns the seconds spent.
 
         Returns None where nothing was read or decoded (generated images), or where a library does both at once.
         """
-        reading = _seconds["reading"] - self._before["reading"]
-        decoding = _seconds["decoding"] - self._before["decoding"]
-        is_mixed = _seconds["both"] != self._before["both"]
+        reading = _spent_seconds["reading"] - self._before["reading"]
+        decoding = _spent_seconds["decoding"] - self._before["decoding"]
+        is_mixed = _spent_seconds["both"] != self._before["both"]
         if reading + decoding <= 0 or is_mixed:
             return None
         return Spent(reading, decoding)
@@ -284,6 +285,7 @@ def mix64(positions: Words, stream: int) -> Words:
 
 
 def _finalise(z: Words) -> Words:
+    """Mixes the bits of each word, as SplitMix64 does at its end."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
@@ -324,23 +326,23 @@ def split_ids(labels: Labels, share: float) -> SplitIds:
     # All of class 0, then all of class 1, ...; within each class they stay shuffled.
     ids_by_class = shuffled_ids[np.argsort(labels[shuffled_ids], kind="stable")]
     _, class_sizes = np.unique(labels, return_counts=True)
-    places = np.concatenate([_places_in_class(size) for size in class_sizes])  # [images], in the order of ids_by_class
-    ids_by_place = ids_by_class[np.argsort(places, kind="stable")]
-    count = held_out_count(len(labels), len(class_sizes), share)
+    positions = np.concatenate([_positions_in_class(size) for size in class_sizes])  # [images], as ids_by_class
+    ids_by_position = ids_by_class[np.argsort(positions, kind="stable")]
+    held_out = held_out_count(len(labels), len(class_sizes), share)
     return SplitIds(
-        train=np.sort(ids_by_place[count:]).astype(np.int64),
-        held_out=np.sort(ids_by_place[:count]).astype(np.int64),
+        train=np.sort(ids_by_position[held_out:]).astype(np.int64),
+        held_out=np.sort(ids_by_position[:held_out]).astype(np.int64),
     )
 
 
-def _places_in_class(images: int) -> NDArray[np.float64]:
+def _positions_in_class(images: int) -> NDArray[np.float64]:
     """Returns where the shuffled images of a class are placed: `[1/8, 3/8, 5/8, inf]` for four images.
 
     Infinity is behind the images of all classes, so that the last image of each class is never held out.
     """
-    places = (np.arange(images) + 0.5) / images
-    places[-1] = np.inf
-    return places
+    positions = (np.arange(images) + 0.5) / images
+    positions[-1] = np.inf
+    return positions
 
 
 def default_cache_root() -> Path:

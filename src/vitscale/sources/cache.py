@@ -30,11 +30,11 @@ from vitscale.trial.trial import PixelType
 T = TypeVar("T")
 R = TypeVar("R")
 
-_BLOCK = 4096
+_BLOCK_ITEMS = 4096
 """Items given to the threads at once: a future for each of a million items would cost a gigabyte."""
 
 
-def in_threads(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+def map_in_threads(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """Yields `function(item)` for each item, in order. One thread per core that this process may use calls it.
 
     The first exception is passed on, and ends the rest. Threads help since Pillow releases the interpreter lock while
@@ -42,12 +42,12 @@ def in_threads(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """
     remaining = iter(items)
     with ThreadPoolExecutor(len(usable_cores())) as pool:
-        while block := list(islice(remaining, _BLOCK)):
+        while block := list(islice(remaining, _BLOCK_ITEMS)):
             yield from pool.map(function, block)
 
 
-_FACTS = "facts.json"
-_JOURNAL = "journal"
+_FACTS_FILE = "facts.json"
+_JOURNAL_FILE = "journal"
 _CHUNK_BYTES = 64 << 20
 SPLITS = ("train", "held_out")
 
@@ -61,7 +61,8 @@ def chunk_samples(shape: tuple[int, ...], dtype: PixelType) -> int:
 def checksums(images: Images) -> list[int]:
     """Returns the CRC-32 of each chunk."""
     size = chunk_samples(images.shape[1:], images.dtype.name)  # type: ignore[arg-type]  # of one of these types
-    return list(in_threads(lambda first: zlib.crc32(images[first : first + size].data), range(0, len(images), size)))
+    first_images = range(0, len(images), size)
+    return list(map_in_threads(lambda first: zlib.crc32(images[first : first + size].data), first_images))
 
 
 class Unfinished(RequestError):
@@ -91,8 +92,8 @@ class Room:
             images = np.empty((samples, *shape), dtype=dtype)
             labels = np.empty(samples, dtype=np.int64)
         else:
-            images = _mapped(self.folder / f"{split}_images.npy", (samples, *shape), np.dtype(dtype))
-            labels = _mapped(self.folder / f"{split}_labels.npy", (samples,), np.dtype(np.int64))
+            images = _mapped_array(self.folder / f"{split}_images.npy", (samples, *shape), np.dtype(dtype))
+            labels = _mapped_array(self.folder / f"{split}_labels.npy", (samples,), np.dtype(np.int64))
             self._forget_damaged_chunks(split, images)
         self.splits[split] = ArraySplit(images, labels)
         return images, labels
@@ -101,7 +102,7 @@ class Room:
         """Notes that a chunk of a split is filled, in a journal where the arrays are on disk."""
         self.done[split][chunk] = checksum
         if self.folder is not None:
-            with (self.folder / _JOURNAL).open("a") as journal:
+            with (self.folder / _JOURNAL_FILE).open("a") as journal:
                 journal.write(f"{json.dumps([split, chunk, checksum])}\n")
 
     def _forget_damaged_chunks(self, split: str, images: Images) -> None:
@@ -145,9 +146,10 @@ class DecodedDataset:
         return {"train": self._unchanged_chunks("train"), "held_out": self._unchanged_chunks("held_out")}
 
     def _unchanged_chunks(self, split: str) -> dict[int, int]:
+        """Returns number -> checksum of the chunks of a split whose images have the checksum that was stored."""
         stored_checksums = self.checksums[split][1:]  # behind that of the labels
         unchanged: dict[int, int] = {}
-        for chunk, checksum in enumerate(checksums(self._split(split).images)):
+        for chunk, checksum in enumerate(checksums(self._split_named(split).images)):
             if chunk < len(stored_checksums) and stored_checksums[chunk] == checksum:
                 unchanged[chunk] = checksum
         return unchanged
@@ -155,12 +157,13 @@ class DecodedDataset:
     def is_unchanged(self, unchanged_chunks: dict[str, dict[int, int]]) -> bool:
         """Whether all chunks are in `unchanged_chunks`, and the labels are unchanged too."""
         for split in SPLITS:
-            labels_checksum = zlib.crc32(self._split(split).labels.data)
+            labels_checksum = zlib.crc32(self._split_named(split).labels.data)
             if self.checksums[split] != [labels_checksum, *unchanged_chunks[split].values()]:
                 return False
         return True
 
-    def _split(self, name: str) -> ArraySplit:
+    def _split_named(self, name: str) -> ArraySplit:
+        """Returns the split "train" or "held_out"."""
         return self.train if name == "train" else self.held_out
 
 
@@ -175,7 +178,7 @@ def find(cache_root: Path, key: str) -> DecodedDataset | None:
     """Returns the entry `key`, or None where it is absent, unreadable or, by its sizes, damaged."""
     folder = cache_root / key
     try:
-        facts = json.loads((folder / _FACTS).read_text())
+        facts = json.loads((folder / _FACTS_FILE).read_text())
         classes = facts["classes"]
         checksums_by_split = {split: list(map(int, facts["checksums"][split])) for split in SPLITS}
         train = _open_split(folder, "train", facts["dtype"])
@@ -207,22 +210,22 @@ def cached(cache_root: Path, key: str, build: Build, *, verify: bool = False) ->
         with file_lock(cache_root / f"{key}.lock"):
             entry = find(cache_root, key)
             if entry is None:
-                return _build(cache_root, key, build)
+                return _build_entry(cache_root, key, build)
             unchanged_chunks = entry.unchanged_chunks()
             if entry.is_unchanged(unchanged_chunks):
                 return entry
-            partial = _partial(cache_root, key)
+            partial = _partial_folder(cache_root, key)
             shutil.rmtree(partial, ignore_errors=True)
             (cache_root / key).rename(partial)
             _write_journal(partial, unchanged_chunks)
-            return _build(cache_root, key, build)
+            return _build_entry(cache_root, key, build)
     except OSError:  # not writable, full, or without locks
         return find(cache_root, key)
 
 
 def _write_journal(partial: Path, chunks: dict[str, dict[int, int]]) -> None:
     """Notes finished chunks, as `Room.finish` does: split -> number -> checksum."""
-    with (partial / _JOURNAL).open("w") as journal:
+    with (partial / _JOURNAL_FILE).open("w") as journal:
         for split in SPLITS:
             for chunk, checksum in chunks[split].items():
                 journal.write(f"{json.dumps([split, chunk, checksum])}\n")
@@ -244,14 +247,14 @@ def _open_split(folder: Path, split: str, dtype: object) -> ArraySplit:
     return ArraySplit(images.view(np.ndarray), labels.view(np.ndarray))
 
 
-def _partial(cache_root: Path, key: str) -> Path:
+def _partial_folder(cache_root: Path, key: str) -> Path:
     """Returns the folder of an entry that is being built."""
     # One builder per host holds the lock, so a folder of this name was left by one that was killed. The host is in
     # the name because on some network file systems the lock does not reach other hosts.
     return cache_root / f"{key}.{socket.gethostname()}.partial"
 
 
-def _build(cache_root: Path, key: str, build: Build) -> DecodedDataset | None:
+def _build_entry(cache_root: Path, key: str, build: Build) -> DecodedDataset | None:
     """Builds an entry, and gives it its name; this process has the lock.
 
     It goes on from what an earlier builder has left. What `build` raises is passed on, and leaves nothing behind; but
@@ -260,12 +263,12 @@ def _build(cache_root: Path, key: str, build: Build) -> DecodedDataset | None:
     Returns:
         The entry; None where it cannot be read back.
     """
-    partial = _partial(cache_root, key)
+    partial = _partial_folder(cache_root, key)
     if partial.is_symlink():
         partial.unlink()  # what it leads to is no part of this cache
     partial.mkdir(exist_ok=True)
     try:
-        _fill(partial, build)
+        _fill_entry(partial, build)
         _publish(partial, cache_root, key)
         entry = find(cache_root, key)
     except Unfinished:
@@ -278,17 +281,17 @@ def _build(cache_root: Path, key: str, build: Build) -> DecodedDataset | None:
     return entry
 
 
-def _fill(partial: Path, build: Build) -> None:
+def _fill_entry(partial: Path, build: Build) -> None:
     """Writes the files of an entry into the folder `partial`: arrays, then their checksums and the classes."""
-    room = Room(partial, done=_journalled(partial))
+    room = Room(partial, done=_journalled_chunks(partial))
     classes = build(room)
     checksums_by_split = {split: _flushed_checksums(room, split) for split in SPLITS}
     dtype = room.splits["held_out"].images.dtype.name
-    with (partial / _FACTS).open("w") as file:
+    with (partial / _FACTS_FILE).open("w") as file:
         json.dump({"classes": classes, "dtype": dtype, "checksums": checksums_by_split}, file)
         file.flush()
         os.fsync(file.fileno())
-    (partial / _JOURNAL).unlink(missing_ok=True)
+    (partial / _JOURNAL_FILE).unlink(missing_ok=True)
 
 
 def _publish(partial: Path, cache_root: Path, key: str) -> None:
@@ -316,14 +319,14 @@ def _flushed_checksums(room: Room, split: str) -> list[int]:
     return [zlib.crc32(labels.data), *chunk_checksums]
 
 
-def _journalled(partial: Path) -> dict[str, dict[int, int]]:
+def _journalled_chunks(partial: Path) -> dict[str, dict[int, int]]:
     """Returns the chunks that an earlier builder noted as finished: split -> number of the chunk -> its checksum.
 
     The first line that is anything else ends the journal: its writer was killed there.
     """
     done: dict[str, dict[int, int]] = {split: {} for split in SPLITS}
     try:
-        for line in (partial / _JOURNAL).read_text().splitlines():
+        for line in (partial / _JOURNAL_FILE).read_text().splitlines():
             split, chunk, checksum = json.loads(line)
             done[split][int(chunk)] = int(checksum)
     except (OSError, ValueError, KeyError, TypeError):
@@ -331,7 +334,7 @@ def _journalled(partial: Path) -> dict[str, dict[int, int]]:
     return done
 
 
-def _mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> np.memmap:
+def _mapped_array(path: Path, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> np.memmap:
     """Maps the array of an earlier builder if it has this shape, else a new one.
 
     Raises:

@@ -111,7 +111,7 @@ _LONGEST_CLASS_NAME = 100
 
 
 @dataclass(frozen=True)
-class _Files:
+class _CifarFiles:
     """The files of a dataset, and what their checksums say."""
 
     fingerprint: str
@@ -129,7 +129,7 @@ class Cifar:
 
     def check(self, spec: DataSpec) -> Summary:
         """Compares checksums if the files are the official ones; otherwise reads and verifies every file."""
-        files = self._find(spec)
+        files = self._find_files(spec)
         if files.fingerprint == self.layout.archive_md5:
             return Summary(
                 train_samples=TRAIN_SAMPLES,
@@ -139,16 +139,21 @@ class Cifar:
                 fingerprint=files.fingerprint,
                 notes=files.notes,
             )
-        return in_memory(partial(_decode, self.layout, files)).dataset(files.fingerprint, files.notes).summary
+        return in_memory(partial(_fill_splits, self.layout, files)).dataset(files.fingerprint, files.notes).summary
 
     def load(self, spec: DataSpec, cache_root: Path) -> Dataset:
         """See `Source.load`."""
-        files = self._find(spec)
-        build = partial(_decode, self.layout, files)
+        files = self._find_files(spec)
+        build = partial(_fill_splits, self.layout, files)
         decoded = cached(cache_root, f"{self.layout.name}-{files.fingerprint}", build) or in_memory(build)
         return decoded.dataset(files.fingerprint, files.notes)
 
-    def _find(self, spec: DataSpec) -> _Files:
+    def _find_files(self, spec: DataSpec) -> _CifarFiles:
+        """Finds the archive or the unpacked folder, downloading the archive if that is asked for, and its checksums.
+
+        Raises:
+            RequestError: there is neither, or another file than is expected.
+        """
         base.refuse_other_keys(spec, ("md5", "download"))
         expected_md5 = _md5_of(spec)
         path = self._locate(spec)
@@ -156,8 +161,8 @@ class Cifar:
             if expected_md5 is not None:
                 what = f"data.md5 is the checksum of an archive, but {shown(str(path))} is an unpacked folder"
                 raise RequestError(what, next_step=f"Remove md5, or point data.root at {self.layout.archive}")
-            return _unpacked(self.layout, path)
-        return _archive(self.layout, path, expected_md5, spec.verify)
+            return _unpacked_files(self.layout, path)
+        return _archive_files(self.layout, path, expected_md5, spec.verify)
 
     def _locate(self, spec: DataSpec) -> Path:
         """Returns the path of the archive or of the unpacked folder; without either it may be downloaded.
@@ -172,7 +177,9 @@ class Cifar:
         if kind == "file":
             return root
         if kind == "other":
-            raise RequestError(f"data.root {shown(str(root))} is neither a file nor a folder", next_step=self._how())
+            raise RequestError(
+                f"data.root {shown(str(root))} is neither a file nor a folder", next_step=self._layout_advice()
+            )
         if kind == "folder":
             if base.kind_of(root / layout.archive) == "file":
                 return root / layout.archive
@@ -184,9 +191,9 @@ class Cifar:
             md5 = _md5_of(spec) or (layout.archive_md5 if spec.verify else None)
             fetch(layout.url, target, md5=md5, most_bytes=MOST_BYTES)
             return target
-        raise RequestError(self._missing(spec, root, kind is None), next_step=self._how())
+        raise RequestError(self._missing_message(spec, root, kind is None), next_step=self._layout_advice())
 
-    def _missing(self, spec: DataSpec, root: Path, is_absent: bool) -> str:
+    def _missing_message(self, spec: DataSpec, root: Path, is_absent: bool) -> str:
         """Returns the message where there are no files; `is_absent`: nothing lies at `root`."""
         layout = self.layout
         if not spec.root:
@@ -199,7 +206,8 @@ class Cifar:
                 return f"data.root {shown(str(root))} holds {other.name}, but data.name is '{layout.name}'"
         return f"data.root {shown(str(root))} holds neither {layout.archive} nor {layout.folder}"
 
-    def _how(self) -> str:
+    def _layout_advice(self) -> str:
+        """Returns what data.root has to be."""
         layout = self.layout
         return (
             f"Set data.root to {layout.archive}, to the unpacked {layout.folder}, or to the folder of either, "
@@ -234,10 +242,11 @@ def _file_md5(path: Path) -> str:
 
 
 def _unreadable(path: Path, error: OSError) -> RequestError:
+    """Returns the error for a file or folder that cannot be read."""
     return RequestError(f"cannot read {shown(str(path))}: {base.reason(error)}")
 
 
-def _archive(layout: ArchiveLayout, path: Path, expected_md5: str | None, verify: bool) -> _Files:
+def _archive_files(layout: ArchiveLayout, path: Path, expected_md5: str | None, verify: bool) -> _CifarFiles:
     """Opens an archive.
 
     Args:
@@ -268,10 +277,10 @@ def _archive(layout: ArchiveLayout, path: Path, expected_md5: str | None, verify
         contents = read_members(path, name_by_member, MOST_BYTES)
         return {name_by_member[member]: content for member, content in contents.items()}
 
-    return _Files(md5, notes, read)
+    return _CifarFiles(md5, notes, read)
 
 
-def _unpacked(layout: ArchiveLayout, folder: Path) -> _Files:
+def _unpacked_files(layout: ArchiveLayout, folder: Path) -> _CifarFiles:
     """Reads an unpacked folder. Files of users may differ from the official ones: that gives a note, no refusal."""
     missing = [name for name in layout.files if base.kind_of(folder / name) != "file"]
     if missing:
@@ -293,22 +302,22 @@ def _unpacked(layout: ArchiveLayout, folder: Path) -> _Files:
         except OSError as error:
             raise _unreadable(folder, error) from None
 
-    return _Files(fingerprint, notes, read)
+    return _CifarFiles(fingerprint, notes, read)
 
 
-def _decode(layout: ArchiveLayout, files: _Files, room: Room) -> tuple[str, ...]:
+def _fill_splits(layout: ArchiveLayout, files: _CifarFiles, room: Room) -> tuple[str, ...]:
     """Reads and verifies every file, and fills both splits."""
     contents = files.read()
     classes = _class_names(layout, contents[layout.meta_file.name])
     for split, names in (("train", layout.train_files), ("held_out", layout.held_out_files)):
-        batches = [_batch(layout, name, contents[name], len(classes)) for name in names]
-        images, labels = room(split, sum(len(batch.labels) for batch in batches), IMAGE_SHAPE)
-        np.concatenate([batch.images for batch in batches], out=images)
-        np.concatenate([batch.labels for batch in batches], out=labels)
+        files_of_split = [_decode_file(layout, name, contents[name], len(classes)) for name in names]
+        images, labels = room(split, sum(len(file.labels) for file in files_of_split), IMAGE_SHAPE)
+        np.concatenate([file.images for file in files_of_split], out=images)
+        np.concatenate([file.labels for file in files_of_split], out=labels)
     return classes
 
 
-class _Batch(NamedTuple):
+class _DecodedFile(NamedTuple):
     """The content of one file."""
 
     images: Images
@@ -317,7 +326,7 @@ class _Batch(NamedTuple):
     """int64 `[n]`."""
 
 
-def _batch(layout: ArchiveLayout, name: str, content: bytes, classes: int) -> _Batch:
+def _decode_file(layout: ArchiveLayout, name: str, content: bytes, classes: int) -> _DecodedFile:
     """Reads one file, whose labels are less than `classes`; refuses anything else than images and labels."""
     entries = read_pickle(content, name)
     data = entries.get("data")
@@ -329,10 +338,11 @@ def _batch(layout: ArchiveLayout, name: str, content: bytes, classes: int) -> _B
     if labels.min() < 0 or labels.max() >= classes:
         raise _malformed(name, f"it has labels outside 0 to {classes - 1}")
     # A row is the red, then the green, then the blue plane of an image.
-    return _Batch(data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels)
+    return _DecodedFile(data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels)
 
 
 def _is_image_array(data: NDArray[Any]) -> bool:
+    """Whether an array is uint8 [images, 3 x 32 x 32]."""
     return data.dtype == np.uint8 and data.ndim == 2 and data.shape[1] == 3072
 
 
@@ -359,6 +369,7 @@ def _class_names(layout: ArchiveLayout, content: bytes) -> tuple[str, ...]:
 
 
 def _malformed(name: str, what: str) -> RequestError:
+    """Returns the error for a file that is not as CIFAR's files are. Args: what: what is wrong with it."""
     return RequestError(f"the CIFAR file {name} is malformed: {what}", next_step="Get the official archive again")
 
 

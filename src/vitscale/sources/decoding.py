@@ -23,14 +23,14 @@ from vitscale.errors import RequestError, shown
 from vitscale.processes.parent_death import end_with_parent
 from vitscale.sources.arrays import ARRAY_EXTENSIONS, ArrayShape, decode_array, verify_array
 from vitscale.sources.base import Encoded, Images, OnProgress, spending
-from vitscale.sources.cache import Room, Unfinished, chunk_samples, in_threads
+from vitscale.sources.cache import Room, Unfinished, chunk_samples, map_in_threads
 from vitscale.sources.pictures import BrokenImage, decode_square, verify_picture
 from vitscale.sources.scenes import ScenePairs
 
 FEWEST_FOR_PROCESSES = 2048
 """Fewest images for which processes are started; fewer would be decoded before they had started."""
-_MOST_NAMED = 50
-_MOST_PENDING = 4
+_MOST_IMAGES_NAMED = 50
+_MOST_PENDING_CHUNKS = 4
 """Most chunks that wait for each process."""
 
 
@@ -57,10 +57,10 @@ def decode_image(encoded: Encoded, number: int, shape: ArrayShape) -> Images:
     name = encoded.name(number)
     with spending("reading"):
         content = encoded.content(number)
-    if _is_array(name, shape):
+    if _is_read_as_array(name, shape):
         with spending("both"):
             return decode_array(content, shape, encoded.part(number), name)
-    _refuse_channels(name, shape)
+    _refuse_picture_channels(name, shape)
     pixels = decode_square(content, shape.side, shape.channels, name, deep=shape.dtype != "uint8")
     if shape.dtype == "uint16":
         pixels = np.rint(pixels)
@@ -84,7 +84,7 @@ def problems_of(encoded: Encoded, shape: ArrayShape, *, decode: bool) -> Undecod
             return ImageProblem(broken.name, broken.what)
         return None
 
-    problems = in_threads(problem_of, range(len(encoded)))
+    problems = map_in_threads(problem_of, range(len(encoded)))
     return {number: problem for number, problem in enumerate(problems) if problem is not None}
 
 
@@ -99,10 +99,10 @@ def _verify_image(encoded: Encoded, number: int, shape: ArrayShape) -> None:
         return
     name = encoded.name(number)
     content = encoded.content(number)
-    if _is_array(name, shape):
+    if _is_read_as_array(name, shape):
         verify_array(content, shape, name)
     else:
-        _refuse_channels(name, shape)
+        _refuse_picture_channels(name, shape)
         verify_picture(content, name)
 
 
@@ -117,8 +117,14 @@ def refuse_broken(problems: Sequence[ImageProblem], skipped_at_most: int = 0) ->
     if len(problems) == 1:
         raise BrokenImage(problems[0].name, problems[0].what)
     images_by_problem = Counter(problems)  # a file of several images may be broken in each
-    clauses = [_problem_clause(problem, images) for problem, images in images_by_problem.most_common(_MOST_NAMED)]
-    more = f"; and {len(images_by_problem) - _MOST_NAMED:,} more" if len(images_by_problem) > _MOST_NAMED else ""
+    clauses = [
+        _problem_clause(problem, images) for problem, images in images_by_problem.most_common(_MOST_IMAGES_NAMED)
+    ]
+    more = (
+        f"; and {len(images_by_problem) - _MOST_IMAGES_NAMED:,} more"
+        if len(images_by_problem) > _MOST_IMAGES_NAMED
+        else ""
+    )
     raise RequestError(
         f"{len(problems):,} images are broken: {'; '.join(clauses)}{more}",
         next_step=f"Repair or remove the files, or set data.skip_broken = {len(problems)} to leave them out",
@@ -158,19 +164,19 @@ def decode_split(
     chunks = _Chunks(images=len(encoded), size=chunk_samples(images.shape[1:], shape.dtype))
     remaining = [chunk for chunk in range(chunks.chunk_count) if chunk not in room.done[split]]
     # One by one: all parts of a large set are too many to hold.
-    parts = (_Part(chunk, encoded.some(chunks.image_numbers(chunk))) for chunk in remaining)
+    parts = (_ChunkImages(chunk, encoded.some(chunks.image_numbers(chunk))) for chunk in remaining)
     images_done = len(encoded) - sum(len(chunks.image_numbers(chunk)) for chunk in remaining)
     has_enough_for_processes = len(remaining) * chunks.size >= FEWEST_FOR_PROCESSES
     if processes and isinstance(images, np.memmap) and has_enough_for_processes:
-        filled_chunks = _fill_by_processes(processes, Path(str(images.filename)), shape, chunks.size, parts)
+        decoded_chunks = _fill_by_processes(processes, Path(str(images.filename)), shape, chunks.size, parts)
     else:
-        filled_chunks = _fill_here(images, shape, chunks.size, parts)
+        decoded_chunks = _fill_by_threads(images, shape, chunks.size, parts)
     problems: list[ImageProblem] = []
-    for filled in filled_chunks:
-        problems += filled.content.problems
-        if not filled.content.problems:
-            room.finish(split, filled.chunk, filled.content.checksum)
-        images_done += len(chunks.image_numbers(filled.chunk))
+    for decoded in decoded_chunks:
+        problems += decoded.result.problems
+        if not decoded.result.problems:
+            room.finish(split, decoded.chunk, decoded.result.checksum)
+        images_done += len(chunks.image_numbers(decoded.chunk))
         if progress is not None:
             progress(images_done, len(encoded))
     refuse_broken(problems)
@@ -193,36 +199,38 @@ class _Chunks(NamedTuple):
         return np.arange(chunk * self.size, min((chunk + 1) * self.size, self.images))
 
 
-class _Part(NamedTuple):
+class _ChunkImages(NamedTuple):
     """The images of one chunk."""
 
     chunk: int
     encoded: Encoded
 
 
-class _Content(NamedTuple):
-    """Decoded images of a chunk."""
+class _ChunkResult(NamedTuple):
+    """What is known of a chunk once its images are decoded."""
 
     checksum: int
     problems: list[ImageProblem]
     """Problems of its broken images, which are not filled."""
 
 
-class _Filled(NamedTuple):
+class _DecodedChunk(NamedTuple):
     """A chunk that has been decoded."""
 
     chunk: int
-    content: _Content
+    result: _ChunkResult
 
 
-def _fill_here(images: Images, shape: ArrayShape, size: int, parts: Iterator[_Part]) -> Iterator[_Filled]:
+def _fill_by_threads(
+    images: Images, shape: ArrayShape, size: int, parts: Iterator[_ChunkImages]
+) -> Iterator[_DecodedChunk]:
     """Decodes chunks one after the other, each by this process's threads."""
     for part in parts:
         first = part.chunk * size
-        yield _Filled(part.chunk, _fill(images[first : first + size], part.encoded, shape, threads=True))
+        yield _DecodedChunk(part.chunk, _fill_chunk(images[first : first + size], part.encoded, shape, threads=True))
 
 
-def _fill(images: Images, encoded: Encoded, shape: ArrayShape, *, threads: bool) -> _Content:
+def _fill_chunk(images: Images, encoded: Encoded, shape: ArrayShape, *, threads: bool) -> _ChunkResult:
     """Decodes all images of a chunk into `images`, in this thread or, with `threads`, by one for each core."""
 
     def decode(number: int) -> ImageProblem | None:
@@ -233,14 +241,14 @@ def _fill(images: Images, encoded: Encoded, shape: ArrayShape, *, threads: bool)
         return None
 
     numbers = range(len(encoded))
-    results = in_threads(decode, numbers) if threads else map(decode, numbers)
+    results = map_in_threads(decode, numbers) if threads else map(decode, numbers)
     problems = [problem for problem in results if problem is not None]
-    return _Content(zlib.crc32(images.data), problems)
+    return _ChunkResult(zlib.crc32(images.data), problems)
 
 
 def _fill_by_processes(
-    processes: int, path: Path, shape: ArrayShape, size: int, parts: Iterator[_Part]
-) -> Iterator[_Filled]:
+    processes: int, path: Path, shape: ArrayShape, size: int, parts: Iterator[_ChunkImages]
+) -> Iterator[_DecodedChunk]:
     """Decodes chunks of the array in file `path` by processes, and yields them as they are done, in any order.
 
     Raises:
@@ -249,16 +257,16 @@ def _fill_by_processes(
     # Spawned, not forked: the driver has threads. Whatever is unpickled in them comes from here.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(processes, context, initializer=_end_with_driver, initargs=(os.getpid(),))
-    chunk_by_future: dict[Future[_Content], int] = {}
+    chunk_by_future: dict[Future[_ChunkResult], int] = {}
     try:
         while True:
-            for part in islice(parts, processes * _MOST_PENDING - len(chunk_by_future)):
-                future = pool.submit(_fill_file, path, part.chunk * size, part.encoded, shape)
+            for part in islice(parts, processes * _MOST_PENDING_CHUNKS - len(chunk_by_future)):
+                future = pool.submit(_fill_chunk_of_file, path, part.chunk * size, part.encoded, shape)
                 chunk_by_future[future] = part.chunk
             if not chunk_by_future:
                 break
             for future in wait(chunk_by_future, return_when=FIRST_COMPLETED).done:
-                yield _Filled(chunk_by_future.pop(future), future.result())
+                yield _DecodedChunk(chunk_by_future.pop(future), future.result())
     except BrokenProcessPool:
         raise Unfinished(
             "a process that decodes images was ended from outside", next_step="Run again: what is done is kept"
@@ -274,14 +282,14 @@ def _end_with_driver(driver: int) -> None:
         os._exit(1)
 
 
-def _fill_file(path: Path, first: int, encoded: Encoded, shape: ArrayShape) -> _Content:
+def _fill_chunk_of_file(path: Path, first: int, encoded: Encoded, shape: ArrayShape) -> _ChunkResult:
     """Decodes a chunk in a decoding process, into the array in file `path` from image `first` on."""
-    _read_ahead(encoded)
+    _prefetch_files(encoded)
     images = np.lib.format.open_memmap(path, mode="r+")
-    return _fill(images[first : first + len(encoded)], encoded, shape, threads=False)
+    return _fill_chunk(images[first : first + len(encoded)], encoded, shape, threads=False)
 
 
-def _read_ahead(encoded: Encoded) -> None:
+def _prefetch_files(encoded: Encoded) -> None:
     """Asks for files before their turn, so that the disk reads while others are decoded.
 
     Files on disk then take a fifth of the time. What cannot be opened is named when it is decoded.
@@ -299,14 +307,14 @@ def _read_ahead(encoded: Encoded) -> None:
                 os.close(file)
 
 
-def _is_array(name: str, shape: ArrayShape) -> bool:
+def _is_read_as_array(name: str, shape: ArrayShape) -> bool:
     """Whether a file is read as an array; TIFF is a picture where pictures are asked for."""
     suffix = Path(name).suffix.lower()
     as_picture = suffix in (".tif", ".tiff") and (shape.channels, shape.dtype) == (3, "uint8")
     return suffix in ARRAY_EXTENSIONS and not as_picture
 
 
-def _refuse_channels(name: str, shape: ArrayShape) -> None:
+def _refuse_picture_channels(name: str, shape: ArrayShape) -> None:
     """Refuses a picture where the set has other channels than pictures can have."""
     if shape.channels not in (1, 3):
         raise BrokenImage(name, f"a picture has 1 or 3 channels, and data.channels is {shape.channels}")

@@ -40,14 +40,14 @@ class Digits:
     def load(self, spec: DataSpec, cache_root: Path) -> Dataset:
         """Reads through the cache, so that only the first rank imports scikit-learn."""
         summary = self.check(spec)
-        build = partial(_build, spec.held_out)
+        build = partial(_fill_splits, spec.held_out)
         decoded = cached(cache_root, f"digits-{_SHA256[:12]}-{spec.held_out}", build) or in_memory(build)
         return Dataset(summary, decoded.train, decoded.held_out)
 
 
-def _build(held_out: float, room: Room) -> tuple[str, ...]:
+def _fill_splits(held_out: float, room: Room) -> tuple[str, ...]:
     """Fills both splits, of which `held_out` is a share; returns the names of the classes."""
-    grey, labels = _read()
+    grey, labels = _read_digits()
     split_ids = base.split_ids(labels, held_out)
     for split, ids in (("train", split_ids.train), ("held_out", split_ids.held_out)):
         images, split_labels = room(split, len(ids), (_SIDE, _SIDE, 3))
@@ -56,7 +56,7 @@ def _build(held_out: float, room: Room) -> tuple[str, ...]:
     return _CLASSES
 
 
-def _read() -> tuple[Images, Labels]:
+def _read_digits() -> tuple[Images, Labels]:
     """Returns images uint8 `[1797, 8, 8]`, the original 0..16 scaled to 0..255 and rounded, and their labels."""
     bunch = base.library("sklearn.datasets", "the dataset 'digits'", "train").load_digits()
     grey = np.rint(bunch.images * (255 / 16)).astype(np.uint8)

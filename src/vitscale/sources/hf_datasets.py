@@ -29,7 +29,7 @@ _CARD_BEGIN = re.compile(r"\s*---\n")
 _CARD_HEAD = re.compile(rf"{_CARD_BEGIN.pattern}(?P<yaml>.*?)\n---[ \t]*\n", re.DOTALL)
 """The head as the library delimits it (`REGEX_YAML_BLOCK` in huggingface_hub.repocard): blanks may stand before it, and
 a line that goes on behind "---" does not end it."""
-_HOW = "Name a dataset of images and classes: a folder, or a name of the hub where there is a network"
+_DATASET_ADVICE = "Name a dataset of images and classes: a folder, or a name of the hub where there is a network"
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,12 +87,12 @@ def list_hf(spec: DataSpec) -> Listing:
     Raises:
         RequestError: the library is not installed or cannot read it, or it is no set of images with classes.
     """
-    splits = _splits(spec)
+    splits = _load_splits(spec)
     train = splits.get("train") or next(iter(splits.values()))
     held_out = _held_out_split(splits, train)
-    columns = _Columns(*spec.columns) if spec.columns else _only_columns(spec, train.features)
+    columns = _Columns(*spec.columns) if spec.columns else _columns_by_type(spec, train.features)
     train_table = _read_table(spec, train, columns)
-    classes = _classes(spec, train_table)
+    classes = _classes_in_order(spec, train_table)
     label_by_class = {name: label for label, name in enumerate(classes)}
     folders = _image_folders(str(spec.hf))
     held_out_images: LabelledImages | None = None
@@ -149,8 +149,8 @@ def _read_table(spec: DataSpec, split: Any, columns: _Columns) -> _HubRows:
         labels = [_class_name(label, class_names) for label in labels]
     if None in labels:
         what = f"data.hf {shown(spec.hf)} has rows without a class in {shown(columns.label)}"
-        raise RequestError(what, next_step=_HOW)
-    rows = split.cast_column(columns.image, _library().Image(decode=False))
+        raise RequestError(what, next_step=_DATASET_ADVICE)
+    rows = split.cast_column(columns.image, _datasets_library().Image(decode=False))
     return _HubRows([str(label) for label in labels], class_names, rows)
 
 
@@ -161,7 +161,7 @@ def _class_name(number: Any, class_names: list[str]) -> str | None:
     return class_names[number]
 
 
-def _classes(spec: DataSpec, table: _HubRows) -> list[str]:
+def _classes_in_order(spec: DataSpec, table: _HubRows) -> list[str]:
     """Returns the classes to read, in the order of their labels: the table's own order, or by number, or by name."""
     present = {*table.labels}
     classes = chosen_classes(spec, [*present], str(spec.hf))
@@ -190,20 +190,20 @@ def _labelled_rows(
     return LabelledImages(Rows(table.rows, columns.image, str(spec.hf), rows, folders), labels)
 
 
-def _splits(spec: DataSpec) -> dict[str, Any]:
+def _load_splits(spec: DataSpec) -> dict[str, Any]:
     """Opens a dataset; returns its splits by name, each a `datasets.Dataset`.
 
     Raises:
         RequestError: it cannot be opened, or has no rows.
     """
     if spec.hf is None:
-        raise RequestError("the dataset 'hf' needs data.hf", next_step=_HOW)
-    datasets = _library()
+        raise RequestError("the dataset 'hf' needs data.hf", next_step=_DATASET_ADVICE)
+    datasets = _datasets_library()
     datasets.disable_progress_bars()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs each try; one message is enough
     try:
         folder = Path(spec.hf).expanduser()
-        _check_folder(folder)
+        _refuse_dangerous_files(folder)
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
             loaded = datasets.load_from_disk(str(folder))
         elif folder.is_dir():
@@ -215,10 +215,10 @@ def _splits(spec: DataSpec) -> dict[str, Any]:
         raise
     except Exception as error:  # whatever files, parsers and the network raise
         text = " ".join((reason(error) or type(error).__name__).split())[:300]
-        raise RequestError(f"data.hf {shown(spec.hf)} cannot be loaded: {text}", next_step=_HOW) from None
+        raise RequestError(f"data.hf {shown(spec.hf)} cannot be loaded: {text}", next_step=_DATASET_ADVICE) from None
     splits = dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
     if not splits or not all(isinstance(split, datasets.Dataset) and len(split) for split in splits.values()):
-        raise RequestError(f"data.hf {shown(spec.hf)} has no rows", next_step=_HOW)
+        raise RequestError(f"data.hf {shown(spec.hf)} has no rows", next_step=_DATASET_ADVICE)
     return {name: _without_format(split) for name, split in splits.items()}
 
 
@@ -234,7 +234,7 @@ def _without_format(split: Any) -> Any:
     return split.with_format(None)
 
 
-def _check_folder(folder: Path) -> None:
+def _refuse_dangerous_files(folder: Path) -> None:
     """Refuses a local dataset that would stop or fill the library: by a pipe among its files, or by YAML aliases.
 
     Raises:
@@ -252,6 +252,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _refuse_aliases(folder: Path, file_with_aliases: str) -> NoReturn:
+    """Raise RequestError for a file with YAML aliases. Args: file_with_aliases: names the file, "a README.md ..."."""
     what = f"data.hf {shown(str(folder))} has {file_with_aliases} by YAML aliases (*name)"
     raise RequestError(what, next_step="Remove them: written out, a few of them fill any memory")
 
@@ -276,7 +277,7 @@ class _BeginOfFile(NamedTuple):
     """Whether the file may go on."""
 
 
-def _begin_of(file: Path) -> _BeginOfFile:
+def _read_begin(file: Path) -> _BeginOfFile:
     """Reads the begin of a text file; empty where there is none."""
     if not file.is_file():
         return _BeginOfFile("", is_cut=False)
@@ -287,7 +288,7 @@ def _begin_of(file: Path) -> _BeginOfFile:
 
 def _head_has_aliases(card: Path) -> bool:
     """Whether the YAML head of a dataset's README.md has an alias, or is too long to look through."""
-    begin = _begin_of(card)
+    begin = _read_begin(card)
     head = _CARD_HEAD.match(begin.text if begin.is_cut else f"{begin.text}\n")
     if head is not None:
         return _has_aliases(head["yaml"])
@@ -296,7 +297,7 @@ def _head_has_aliases(card: Path) -> bool:
 
 def _file_has_aliases(settings: Path) -> bool:
     """Whether a YAML file has an alias, or is too long to look through."""
-    begin = _begin_of(settings)
+    begin = _read_begin(settings)
     return begin.is_cut or _has_aliases(begin.text)
 
 
@@ -313,7 +314,7 @@ def _image_folders(hf: str) -> tuple[str, ...]:
 
     These are the folders of the library's downloads, and the dataset's own where `hf` is a folder.
     """
-    config = _library().config
+    config = _datasets_library().config
     folders = [config.HF_CACHE_HOME, config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH]
     dataset_folder = Path(hf).expanduser()
     if dataset_folder.is_dir():
@@ -321,17 +322,18 @@ def _image_folders(hf: str) -> tuple[str, ...]:
     return tuple(os.path.realpath(folder) for folder in folders)
 
 
-def _library() -> Any:
+def _datasets_library() -> Any:
+    """Returns the module `datasets` of Hugging Face."""
     return library("datasets", "data.hf", "hf")
 
 
-def _only_columns(spec: DataSpec, features: Any) -> _Columns:
+def _columns_by_type(spec: DataSpec, features: Any) -> _Columns:
     """Returns the names of the only column of images and of the only one of classes.
 
     Raises:
         RequestError: there are several, or none.
     """
-    datasets = _library()
+    datasets = _datasets_library()
     images = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
     labels = [name for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
     if not labels:

@@ -21,10 +21,11 @@ from vitscale.trial.trial import DataSpec
 
 HELD_OUT_NAMES = ("val", "valid", "validation", "test", "testing")
 """Names of a held-out split beside the training split; the first that exists is taken."""
-_HOW = "Make a folder of images for each class: ROOT/CLASS/*.jpg, or ROOT/train/CLASS/* and ROOT/val/CLASS/*"
-_READ = frozenset((*EXTENSIONS, *ARRAY_EXTENSIONS))
-_LISTED = _READ | {".tar"}
-_VOLUMES = (".h5", ".hdf5")
+_LAYOUT_ADVICE = "Make a folder of images for each class: ROOT/CLASS/*.jpg, or ROOT/train/CLASS/* and ROOT/val/CLASS/*"
+_IMAGE_EXTENSIONS = frozenset((*EXTENSIONS, *ARRAY_EXTENSIONS))
+_LISTED_EXTENSIONS = _IMAGE_EXTENSIONS | {".tar"}
+"""Extensions of the files that `files_under` yields: images, and shards of them."""
+_VOLUME_EXTENSIONS = (".h5", ".hdf5")
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +54,8 @@ class Files:
 
 
 class _File(NamedTuple):
+    """A file of images, with the label of its class."""
+
     path: str
     label: int
     stamp: str
@@ -77,6 +80,7 @@ class _ClassFolders(NamedTuple):
 
     @property
     def real_paths(self) -> list[str]:
+        """Paths of the class folders, links followed."""
         return [os.path.realpath(self.split / name) for name in self.classes]
 
 
@@ -86,25 +90,25 @@ def list_folder(spec: DataSpec) -> Listing:
     Raises:
         RequestError: it is not laid out like this, a file cannot be read, or a link leads out of it.
     """
-    folders = split_folders(spec, _HOW, lambda folder: bool(_entries(folder, _VOLUMES)))
+    folders = split_folders(spec, _LAYOUT_ADVICE, lambda folder: bool(_visible_entries(folder, _VOLUME_EXTENSIONS)))
     root = Path(os.path.realpath(root_of(spec) or folders.train))
-    subfolders = _subfolders(folders.train, root)
+    subfolders = _subfolder_names(folders.train, root)
     if not subfolders:
         return _list_flat_volumes(spec, folders)
-    classes = chosen_classes(spec, subfolders, str(folders.train), "class folders", _HOW)
+    classes = chosen_classes(spec, subfolders, str(folders.train), "class folders", _LAYOUT_ADVICE)
     train = _ClassFolders(folders.train, classes)
     if folders.held_out is None:
-        return _listing(spec, classes, _files(train, classes, root, train.real_paths), None, folders.train)
+        return _listing(spec, classes, _class_files(train, classes, root, train.real_paths), None, folders.train)
     held_out = _ClassFolders(folders.held_out, _held_out_classes(spec, folders.held_out, classes, root))
     real_paths = [*train.real_paths, *held_out.real_paths]
-    train_files = _files(train, classes, root, real_paths)
-    held_out_files = _files(held_out, classes, root, real_paths)
+    train_files = _class_files(train, classes, root, real_paths)
+    held_out_files = _class_files(held_out, classes, root, real_paths)
     return _listing(spec, classes, train_files, held_out_files, folders.train)
 
 
 def _held_out_classes(spec: DataSpec, folder: Path, classes: list[str], root: Path) -> list[str]:
     """Returns the class folders of the held-out split: all, or those that `data.classes` names."""
-    subfolders = _subfolders(folder, root)
+    subfolders = _subfolder_names(folder, root)
     if isinstance(spec.classes, int):
         return subfolders
     return [name for name in subfolders if name in set(classes)]
@@ -129,7 +133,7 @@ def split_folders(spec: DataSpec, how: str, is_split: Callable[[Path], bool]) ->
     if kind != "folder":
         problem = "is not a folder" if kind else "does not exist"
         raise RequestError(f"data.root {shown(str(root))} {problem}", next_step=how)
-    entries = sorted(_entries(root), key=lambda entry: entry.name)
+    entries = sorted(_visible_entries(root), key=lambda entry: entry.name)
     folders = {entry.name: Path(entry.path) for entry in entries}
     folders_in_lower_case = {name.lower(): path for name, path in folders.items()}
     held_out_names = [name for name in HELD_OUT_NAMES if name in folders_in_lower_case]
@@ -164,14 +168,14 @@ def files_under(folder: Path, root: Path, other_folders: Sequence[str] = ()) -> 
     """
     entered = {os.path.realpath(folder), *other_folders}
     try:
-        for parent, subfolders, names in os.walk(folder, onerror=_raise, followlinks=True):
+        for parent, subfolders, names in os.walk(folder, onerror=_raise_error, followlinks=True):
             subfolders[:] = [name for name in subfolders if not name.startswith(".")]
             for name in subfolders:
                 path = f"{parent}/{name}"
                 if os.path.islink(path):  # noqa: PTH114  a million of them
                     entered.add(_checked_link_target(path, root, entered))
             for name in names:
-                if name.startswith(".") or Path(name).suffix.lower() not in _LISTED:
+                if name.startswith(".") or Path(name).suffix.lower() not in _LISTED_EXTENSIONS:
                     continue
                 path = f"{parent}/{name}"
                 if os.path.islink(path):  # noqa: PTH114  a million of them
@@ -207,11 +211,12 @@ def refuse_link_out(path: str, root: Path) -> None:
         )
 
 
-def _raise(error: OSError) -> None:
+def _raise_error(error: OSError) -> None:
+    """Raises an error that `os.walk` would pass over."""
     raise error
 
 
-def _entries(folder: Path, endings: tuple[str, ...] = ()) -> list[os.DirEntry[str]]:
+def _visible_entries(folder: Path, endings: tuple[str, ...] = ()) -> list[os.DirEntry[str]]:
     """Returns the folders in a folder, and its files with one of these endings, without hidden ones."""
     try:
         with os.scandir(folder) as entries:
@@ -221,21 +226,22 @@ def _entries(folder: Path, endings: tuple[str, ...] = ()) -> list[os.DirEntry[st
 
 
 def _is_listed(entry: os.DirEntry[str], endings: tuple[str, ...]) -> bool:
+    """Whether an entry is a folder, or a file with one of these endings, and is not hidden."""
     if entry.name.startswith("."):
         return False
     return entry.is_dir() or entry.name.lower().endswith(endings)
 
 
-def _subfolders(folder: Path, root: Path) -> list[str]:
+def _subfolder_names(folder: Path, root: Path) -> list[str]:
     """Returns the names of the folders in a folder, sorted; refuses links that lead out of `root`."""
-    folders = _entries(folder)
+    folders = _visible_entries(folder)
     for entry in folders:
         if entry.is_symlink():
             refuse_link_out(entry.path, root)
     return sorted(entry.name for entry in folders)
 
 
-def _files(folders: _ClassFolders, classes: list[str], root: Path, real_paths: Sequence[str]) -> list[_File]:
+def _class_files(folders: _ClassFolders, classes: list[str], root: Path, real_paths: Sequence[str]) -> list[_File]:
     """Returns the images of a split, at any depth of its class folders, sorted by class and path.
 
     Args:
@@ -256,16 +262,16 @@ def _files(folders: _ClassFolders, classes: list[str], root: Path, real_paths: S
     for name in folders.classes:
         class_folder = folders.split / name
         class_files = sorted(
-            _File(path, label_by_class[name], stamp(path, folders.split, status))
+            _File(path, label_by_class[name], file_stamp(path, folders.split, status))
             for path, status in files_under(class_folder, root, real_paths)
             if not path.lower().endswith(".tar")
         )
         if not class_files:
             what = f"the class folder {shown(str(class_folder))} holds no image"
-            raise RequestError(what, valid=sorted(_READ), next_step="Add images or remove the folder")
+            raise RequestError(what, valid=sorted(_IMAGE_EXTENSIONS), next_step="Add images or remove the folder")
         files += class_files
     if not files:
-        raise RequestError(f"{shown(str(folders.split))} has no class folders", next_step=_HOW)
+        raise RequestError(f"{shown(str(folders.split))} has no class folders", next_step=_LAYOUT_ADVICE)
     return files
 
 
@@ -281,17 +287,17 @@ class _Volume(NamedTuple):
 def _list_flat_volumes(spec: DataSpec, folders: SplitFolders) -> Listing:
     """Lists fastMRI's own layout: HDF5 files side by side, classed by their kind of acquisition."""
     root = Path(os.path.realpath(root_of(spec) or folders.train))
-    train = _volumes(folders.train, root)
-    held_out = _volumes(folders.held_out, root) if folders.held_out is not None else []
+    train = _read_volumes(folders.train, root)
+    held_out = _read_volumes(folders.held_out, root) if folders.held_out is not None else []
     acquisitions = sorted({volume.acquisition for volume in train})
-    classes = chosen_classes(spec, acquisitions, str(folders.train), "class folders", _HOW)
+    classes = chosen_classes(spec, acquisitions, str(folders.train), "class folders", _LAYOUT_ADVICE)
     label_by_class = {name: label for label, name in enumerate(classes)}
     train_files = _labelled_files(train, label_by_class)
     held_out_files = _labelled_files(held_out, label_by_class)
     return _listing(spec, classes, train_files, held_out_files or None, folders.train)
 
 
-def _volumes(folder: Path, root: Path) -> list[_Volume]:
+def _read_volumes(folder: Path, root: Path) -> list[_Volume]:
     """Returns the HDF5 files of a split, sorted by path.
 
     Raises:
@@ -300,15 +306,15 @@ def _volumes(folder: Path, root: Path) -> list[_Volume]:
     volumes: list[_Volume] = []
     first_unknown: str | None = None
     for path, status in sorted(files_under(folder, root)):
-        if not path.lower().endswith(_VOLUMES):
+        if not path.lower().endswith(_VOLUME_EXTENSIONS):
             continue
         acquisition = acquisition_of(path)
         if acquisition is None:
             first_unknown = first_unknown or path
-        volumes.append(_Volume(path, acquisition or "", stamp(path, folder, status)))
+        volumes.append(_Volume(path, acquisition or "", file_stamp(path, folder, status)))
     if first_unknown is not None:
         what = f"{shown(first_unknown)} lies in no class folder, and no attribute 'acquisition' of it tells its class"
-        raise RequestError(what, next_step=_HOW)
+        raise RequestError(what, next_step=_LAYOUT_ADVICE)
     return volumes
 
 
@@ -327,11 +333,13 @@ def _listing(
     """Makes a listing of the files of both splits; None: there is no held-out split."""
     splits = [train] if held_out is None else [train, held_out]
     stamps = [[file.stamp for file in files] for files in splits]
-    held_out_images = _images(held_out) if held_out is not None else None
-    return listing_of("folder", spec, classes, _images(train), held_out_images, fingerprint_of(*stamps), str(folder))
+    held_out_images = _labelled_images(held_out) if held_out is not None else None
+    return listing_of(
+        "folder", spec, classes, _labelled_images(train), held_out_images, fingerprint_of(*stamps), str(folder)
+    )
 
 
-def _images(files: list[_File]) -> LabelledImages:
+def _labelled_images(files: list[_File]) -> LabelledImages:
     """Returns every image with its label; a volume's images follow one another."""
     counts = [images_in(file.path, file.path) for file in files]
     paths: list[str] = []
@@ -342,12 +350,13 @@ def _images(files: list[_File]) -> LabelledImages:
     return LabelledImages(Files(tuple(paths), parts), labels)
 
 
-def stamp(path: str, folder: Path, status: os.stat_result) -> str:
+def file_stamp(path: str, folder: Path, status: os.stat_result) -> str:
     """Returns a text that identifies a file: its place below `folder`, size and time of change."""
     return f"{os.path.relpath(path, folder)} {status.st_size} {status.st_mtime_ns}"
 
 
 def _unreadable(path: Path, error: OSError) -> RequestError:
+    """Returns the error for a file or folder that cannot be read. Args: path: where `error` names none."""
     what = f"cannot read {shown(str(error.filename or path))}: {reason(error)}"
     return RequestError(what, next_step="Repair or remove it")
 

@@ -18,7 +18,7 @@ from vitscale.errors import RequestError, nearest, shown
 from vitscale.sources import base
 from vitscale.sources.arrays import ArrayShape
 from vitscale.sources.base import ArraySplit, Dataset, Encoded, Images, Labels, OnProgress, Summary
-from vitscale.sources.cache import SPLITS, Build, DecodedDataset, Room, cached, find, in_memory, in_threads
+from vitscale.sources.cache import SPLITS, Build, DecodedDataset, Room, cached, find, in_memory, map_in_threads
 from vitscale.sources.decoding import (
     ImageProblem,
     UndecodedFiles,
@@ -35,6 +35,8 @@ MOST_CACHED_BYTES = 20_000_000_000
 """Most bytes of decoded images in the cache; more are decoded each time they are taken, if `data.source` is not set."""
 MOST_MEMORY_BYTES = 2_000_000_000
 """Most bytes of decoded images that are kept in memory where no cache can be written."""
+_MOST_NAMES_LISTED = 10
+"""Most broken images that a note names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +59,7 @@ class FileSplit:
         def decode(position: int) -> None:
             images[position] = decode_image(self.encoded, int(ids[position]), self.shape)
 
-        for _ in in_threads(decode, range(len(ids))):
+        for _ in map_in_threads(decode, range(len(ids))):
             pass
         return images
 
@@ -112,10 +114,12 @@ class Listing:
         """Returns the dataset, given how each split's pixels are read."""
         if self.task == "classification":
             return Dataset(self.summary, train, held_out)
-        mask = self.train.shape.channels - 1
+        mask_channel = self.train.shape.channels - 1  # the last one
 
         def scenes(split: FileSplit | ArraySplit) -> SceneSplit:
-            return SceneSplit(split.channels(0, mask), split.channels(mask, mask + 1))
+            pictures = split.channels(0, mask_channel)
+            masks = split.channels(mask_channel, mask_channel + 1)
+            return SceneSplit(pictures, masks)
 
         return Dataset(self.summary, scenes(train), scenes(held_out))
 
@@ -137,9 +141,9 @@ class Listing:
         if not names:
             return self
         digest = hashlib.sha256("\n".join((self.fingerprint, *names)).encode(errors="surrogateescape")).hexdigest()
-        quoted_names = ", ".join(shown(name) for name in names[:10])
-        if len(names) > 10:
-            quoted_names += f" and {len(names) - 10} more"
+        quoted_names = ", ".join(shown(name) for name in names[:_MOST_NAMES_LISTED])
+        if len(names) > _MOST_NAMES_LISTED:
+            quoted_names += f" and {len(names) - _MOST_NAMES_LISTED} more"
         return replace(
             self,
             train=self.train.without([*problems["train"]]),
@@ -182,10 +186,10 @@ class ImageSet:
         if spec.source == "jpeg" or (spec.source is None and listing.decoded_bytes > MOST_CACHED_BYTES):
             return
         processes = len(usable_cores())
-        build = partial(_decode, listing, processes=processes, progress=progress)
+        build = partial(_decode_splits, listing, processes=processes, progress=progress)
         decoded = cached(cache_root, listing.key, build, verify=True)
         if decoded is None and spec.source == "cache":
-            raise _no_cache(listing, cache_root)
+            raise _no_cache_error(listing, cache_root)
         if decoded is None and listing.decoded_bytes <= MOST_MEMORY_BYTES:
             in_memory(build)  # only for its errors: each rank has to decode for itself
 
@@ -222,19 +226,19 @@ def _load_decoded(spec: DataSpec, listing: Listing, cache_root: Path) -> Decoded
     Raises:
         RequestError: `data.source` needs a cache or memory that has no room for them.
     """
-    build = partial(_decode, listing)
+    build = partial(_decode_splits, listing)
     match spec.source:
         case "jpeg":
             return None
         case "cache":
             decoded = cached(cache_root, listing.key, build)
             if decoded is None:
-                raise _no_cache(listing, cache_root)
+                raise _no_cache_error(listing, cache_root)
             return decoded
         case "memory":
             decoded = cached(cache_root, listing.key, build)
             _require_memory(listing)
-            return in_memory(build) if decoded is None else _copied(decoded)
+            return in_memory(build) if decoded is None else _copied_to_memory(decoded)
         case None:
             return _load_by_default(listing, cache_root, build)
 
@@ -291,7 +295,7 @@ def listing_of(
         splits = _Splits(train, held_out)
         share = "own"
     else:
-        splits = _hold_out(train, len(classes), spec.held_out, location)
+        splits = _divide(train, len(classes), spec.held_out, location)
         share = str(spec.held_out)
     shape = ArrayShape(spec.source_size, spec.channels, spec.dtype)
     return Listing(
@@ -304,11 +308,13 @@ def listing_of(
 
 
 class _Splits(NamedTuple):
+    """The images of both splits."""
+
     train: LabelledImages
     held_out: LabelledImages
 
 
-def _hold_out(images: LabelledImages, classes: int, share: float, location: str) -> _Splits:
+def _divide(images: LabelledImages, classes: int, share: float, location: str) -> _Splits:
     """Divides the images of a set that has no held-out split of its own.
 
     Raises:
@@ -318,7 +324,7 @@ def _hold_out(images: LabelledImages, classes: int, share: float, location: str)
         what = f"{shown(location)} has one image for each class: nothing can be held out"
         raise RequestError(what, next_step="Add images, or make the folders train and val")
     ids = base.split_ids(images.labels, share)
-    return _Splits(train=_some(images, ids.train), held_out=_some(images, ids.held_out))
+    return _Splits(train=_selected_images(images, ids.train), held_out=_selected_images(images, ids.held_out))
 
 
 def _pixel_key(spec: DataSpec) -> str:
@@ -332,7 +338,7 @@ def _pixel_key(spec: DataSpec) -> str:
     return key if spec.dtype == "uint8" else f"{key}-2"  # until 0.1.0 pictures of 16 bits were decoded to 8
 
 
-def _some(images: LabelledImages, ids: Labels) -> LabelledImages:
+def _selected_images(images: LabelledImages, ids: Labels) -> LabelledImages:
     """Returns only the images `ids`, in this order."""
     return LabelledImages(images.encoded.some(ids), images.labels[ids])
 
@@ -382,7 +388,9 @@ def _named_classes(lines: tuple[str, ...] | str, present: Sequence[str], locatio
     return sorted(names)
 
 
-def _decode(listing: Listing, room: Room, *, processes: int = 0, progress: OnProgress | None = None) -> tuple[str, ...]:
+def _decode_splits(
+    listing: Listing, room: Room, *, processes: int = 0, progress: OnProgress | None = None
+) -> tuple[str, ...]:
     """Decodes both splits of a listing into a room.
 
     Args:
@@ -455,12 +463,13 @@ def _problems_from(rows: Any) -> UndecodedFiles:
     return {int(number): ImageProblem(str(name), str(what)) for number, name, what in rows}
 
 
-def _copied(decoded: DecodedDataset) -> DecodedDataset:
+def _copied_to_memory(decoded: DecodedDataset) -> DecodedDataset:
     """Returns a dataset with copies of its arrays in memory."""
     return replace(decoded, train=_copied_split(decoded.train), held_out=_copied_split(decoded.held_out))
 
 
 def _copied_split(split: ArraySplit) -> ArraySplit:
+    """Returns a split with copies of its arrays in memory."""
     return ArraySplit(split.images.copy(), split.labels.copy())
 
 
@@ -477,7 +486,8 @@ def _require_memory(listing: Listing) -> None:
         )
 
 
-def _no_cache(listing: Listing, cache_root: Path) -> RequestError:
+def _no_cache_error(listing: Listing, cache_root: Path) -> RequestError:
+    """Returns the error where a study asks for the cache, and it cannot hold the images."""
     return RequestError(
         f"data.source = 'cache' needs {listing.decoded_bytes / 1e9:.1f} GB in {shown(str(cache_root))}, which "
         "is full or cannot be written",

@@ -43,8 +43,8 @@ MOST_PIXELS = 100_000_000
 _MOST_BYTES_AT_ONCE = 100_000_000
 """Largest file that is read whole before decoding; its decoder reads a larger one."""
 _TAIL_BYTES = 4096
-_JPEG = b"\xff\xd8\xff"
-_END_MARKS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
+_JPEG_START = b"\xff\xd8\xff"
+_END_MARK_BY_FORMAT = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
 
 
 class Size(NamedTuple):
@@ -69,10 +69,10 @@ def verify_picture(content: Content, name: str = "") -> Size:
     Raises:
         RequestError: it is broken; names the file.
     """
-    with _opened(content, name) as image:
-        mark = _END_MARKS.get(image.format or "")
-        # A file without its end mark may still be good, with other data behind: only decoding tells.
-        if mark is not None and mark not in _tail(content):
+    with _opened_picture(content, name) as image:
+        end_mark = _END_MARK_BY_FORMAT.get(image.format or "")
+        # A file without its end mark may still be good, with other data behind: only decoding shows that.
+        if end_mark is not None and end_mark not in _last_bytes(content):
             image.load()
         return Size(image.width, image.height)
 
@@ -98,8 +98,8 @@ def decode_square(content: Content, side: int, channels: int = 3, name: str = ""
     def needed_size(_stored_size: Size) -> Size:
         return Size(side, side)
 
-    with _stored(content) as stored:
-        decoded = _decode(stored, needed_size, channels, _name(name, content), deep=deep)
+    with _content_to_decode(content) as stored:
+        decoded = _decode_reduced(stored, needed_size, channels, _name_in_messages(name, content), deep=deep)
         return _scale_centre(decoded.image, side, channels)
 
 
@@ -111,10 +111,10 @@ def decode_within(content: Content, side: int, name: str = "") -> Picture:
     """
 
     def needed_size(stored_size: Size) -> Size:
-        return within(stored_size.width, stored_size.height, side)
+        return size_within(stored_size.width, stored_size.height, side)
 
-    with _stored(content) as stored:
-        decoded = _decode(stored, needed_size, 3, _name(name, content))
+    with _content_to_decode(content) as stored:
+        decoded = _decode_reduced(stored, needed_size, 3, _name_in_messages(name, content))
         image = decoded.image
         size = needed_size(decoded.stored_size)
         if image.size != size:
@@ -128,12 +128,11 @@ def decode_labels(content: Content, name: str = "") -> NDArray[np.uint8]:
     Raises:
         RequestError: it is broken, or holds something else.
     """
-    name = _name(name, content)
-    with _stored(content) as stored, _opened(stored, name) as image:
-        has_fewer_bits = image.mode == "L" and _has_fewer_bits(image)
-        if image.mode not in ("L", "P", "I;16", "I;16B") or has_fewer_bits:
-            kind = "grey of fewer bits" if has_fewer_bits else image.mode
-            raise BrokenImage(name, f"labels are one channel of 8 or 16 bits, and this is {kind}")
+    name = _name_in_messages(name, content)
+    with _content_to_decode(content) as stored, _opened_picture(stored, name) as image:
+        unfit_kind = _kind_unfit_for_labels(image)
+        if unfit_kind is not None:
+            raise BrokenImage(name, f"labels are one channel of 8 or 16 bits, and this is {unfit_kind}")
         labels = np.array(image)
     highest = int(labels.max())
     if highest > np.iinfo(np.uint8).max:
@@ -141,16 +140,30 @@ def decode_labels(content: Content, name: str = "") -> NDArray[np.uint8]:
     return labels.astype(np.uint8, copy=False)
 
 
-def _has_fewer_bits(image: Image) -> bool:
-    """Whether a grey picture may have fewer than 8 bits in its file.
+_LABEL_MODES = ("L", "P", "I;16", "I;16B")
+"""Pillow's modes of pictures whose values are labels: grey of 8 bits, indices into a palette, and grey of 16 bits with
+the low or the high byte first."""
 
-    Pillow spreads these over all of 0 to 255: a PNG's 1 of 4 bits becomes 17. Its tiles, which say how the file is
-    decoded, then have a mode like "L;4".
+
+def _kind_unfit_for_labels(image: Image) -> str | None:
+    """Returns the kind of a picture, in words, if its values cannot be labels; None where they can."""
+    if image.mode not in _LABEL_MODES:
+        return image.mode
+    if image.mode == "L" and _has_fewer_bits(image):
+        return "grey of fewer bits"
+    return None
+
+
+def _has_fewer_bits(image: Image) -> bool:
+    """Whether a grey picture of Pillow's mode "L" may have fewer than 8 bits in its file.
+
+    Pillow spreads these over all of 0 to 255: a PNG's 1 of 4 bits becomes 17, which is no label any more. Its tiles,
+    which say how the file is decoded, then have a mode like "L;4".
     """
     return any(codec == "ppm" or ";" in str(mode) for codec, *_, mode in getattr(image, "tile", ()))
 
 
-def within(width: int, height: int, side: int) -> Size:
+def size_within(width: int, height: int, side: int) -> Size:
     """Returns the size of a picture that is scaled down until its longer edge has at most `side` pixels.
 
     Proportions stay; the shorter edge is rounded to whole pixels, and is at least 1.
@@ -166,7 +179,7 @@ def _scaled_edge(edge: int, side: int, longer: int) -> int:
     return max(1, (2 * edge * side + longer) // (2 * longer))
 
 
-def _name(name: str, content: Content) -> str:
+def _name_in_messages(name: str, content: Content) -> str:
     """Returns the name in messages: by default the path, and nothing for bytes."""
     if name:
         return name
@@ -174,7 +187,7 @@ def _name(name: str, content: Content) -> str:
 
 
 @contextmanager
-def _stored(content: Content) -> Iterator[Content]:
+def _content_to_decode(content: Content) -> Iterator[Content]:
     """Yields what to decode: the bytes of a file, or the path of a very large file.
 
     Reading the bytes is counted as reading, and the time inside of the `with` as decoding. Who decodes a path reads it
@@ -200,10 +213,10 @@ class Box(NamedTuple):
 
 def centre_box(width: int, height: int) -> Box:
     """Returns the centre square of a picture."""
-    short = min(width, height)
-    left = (width - short) / 2
-    upper = (height - short) / 2
-    return Box(left, upper, right=left + short, lower=upper + short)
+    side = min(width, height)
+    left = (width - side) / 2
+    upper = (height - side) / 2
+    return Box(left, upper, right=left + side, lower=upper + side)
 
 
 def _scale_centre(image: Image, side: int, channels: int) -> Images:
@@ -223,12 +236,14 @@ class _Decoded(NamedTuple):
     stored_size: Size
 
 
-def _decode(content: Content, needed_size: _NeededSize, channels: int, name: str, *, deep: bool = False) -> _Decoded:
+def _decode_reduced(
+    content: Content, needed_size: _NeededSize, channels: int, name: str, *, deep: bool = False
+) -> _Decoded:
     """Decodes a picture, a JPEG at a smaller size if that is still as large as `needed_size`; see `decode_square`."""
     jpeg = _decode_jpeg(content, needed_size, channels)
     if jpeg is not None:
         return _Decoded(_pillow().fromarray(jpeg.pixels), jpeg.stored_size)
-    with _opened(content, name) as image:
+    with _opened_picture(content, name) as image:
         stored_size = Size(*image.size)
         # Lets JPEG decode at a half, a quarter, ... as long as that is large enough.
         image.draft("L" if channels == 1 else "RGB", needed_size(stored_size))
@@ -237,7 +252,7 @@ def _decode(content: Content, needed_size: _NeededSize, channels: int, name: str
         if deep and _has_16_bits(image):
             what = f"the image {name} has 16 bits, of which 8 would be lost in {channels} channels"
             raise RequestError(what, next_step="Store such images as TIFF or .npy, or set data.dtype = 'uint8'")
-        return _Decoded(_grey(image) if channels == 1 else _rgb(image), stored_size)
+        return _Decoded(_as_grey(image) if channels == 1 else _as_rgb(image), stored_size)
 
 
 def _has_16_bits(image: Image) -> bool:
@@ -251,7 +266,7 @@ def _decode_jpeg(content: Content, needed_size: _NeededSize, channels: int) -> P
     Both are libjpeg-turbo with its exact transform. Pillow scales by halves, so no other scale is asked for here.
     """
     simplejpeg = _simplejpeg()
-    if simplejpeg is None or not (isinstance(content, bytes) and content.startswith(_JPEG)):
+    if simplejpeg is None or not (isinstance(content, bytes) and content.startswith(_JPEG_START)):
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(content)
@@ -272,10 +287,14 @@ def _decode_jpeg(content: Content, needed_size: _NeededSize, channels: int) -> P
     return Picture(pixels, stored_size)
 
 
+_MOST_HALVINGS = 3
+"""libjpeg decodes at a half, a quarter or an eighth."""
+
+
 def _halvings(stored_size: Size, size: Size) -> int:
-    """Returns how often, from 0 to 3 times, a picture can be halved and is still as large as `size`."""
+    """Returns how often a picture can be halved and is still as large as `size`, up to `_MOST_HALVINGS`."""
     halvings = 0
-    while halvings < 3:
+    while halvings < _MOST_HALVINGS:
         next_width = size.width << (halvings + 1)
         next_height = size.height << (halvings + 1)
         if stored_size.width < next_width or stored_size.height < next_height:
@@ -298,14 +317,14 @@ def _pillow() -> ModuleType:
     """Imports Pillow's `Image`, without its warnings."""
     from PIL import Image
 
-    # Pillow warns of things that `_opened` refuses, or that do no harm (odd metadata): the user gets one message or
-    # none.
+    # Pillow warns of things that `_opened_picture` refuses, or that do no harm (odd metadata): the user gets one
+    # message or none.
     warnings.filterwarnings("ignore", module=r"PIL\.")
     return Image
 
 
 @contextmanager
-def _opened(content: Content, name: str) -> Iterator[Image]:
+def _opened_picture(content: Content, name: str) -> Iterator[Image]:
     """Yields a picture that Pillow has opened, and not decoded yet.
 
     Raises:
@@ -328,7 +347,7 @@ def _opened(content: Content, name: str) -> Iterator[Image]:
         raise BrokenImage(name, reason(error) or type(error).__name__) from None
 
 
-def _tail(content: Content) -> bytes:
+def _last_bytes(content: Content) -> bytes:
     """Returns the last bytes of a file."""
     if isinstance(content, bytes):
         return content[-_TAIL_BYTES:]
@@ -337,10 +356,10 @@ def _tail(content: Content) -> bytes:
         return file.read()
 
 
-def _grey(image: Image) -> Image:
+def _as_grey(image: Image) -> Image:
     """Returns a picture in grey of 8 bits."""
-    if image.mode.startswith(("I", "F")):  # wider grey, of which `_rgb` makes three equal channels
-        return _rgb(image).getchannel(0)
+    if image.mode.startswith(("I", "F")):  # wider grey, of which `_as_rgb` makes three equal channels
+        return _as_rgb(image).getchannel(0)
     return image.convert("L")
 
 
@@ -349,7 +368,7 @@ def _is_wide_grey(image: Image) -> bool:
     return image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
 
 
-def _rgb(image: Image) -> Image:
+def _as_rgb(image: Image) -> Image:
     """Returns a picture in colours of 8 bits. Raises `ValueError` for numbers of 32 bits."""
     from PIL import Image
 

@@ -21,9 +21,9 @@ from vitscale.errors import RequestError, shown
 
 _MOST_OPCODES = 1_000_000
 """Most opcodes of a file; CIFAR-100's training file has about 250,000."""
-_INTEGER_TYPES = ("u1", "i4", "i8")
+_ELEMENT_TYPE_CODES = ("u1", "i4", "i8")
 
-_SYMBOLS = {
+_MEANING_BY_NAME = {
     ("numpy.core.multiarray", "_reconstruct"): "empty array",
     ("numpy._core.multiarray", "_reconstruct"): "empty array",
     ("numpy.core.numeric", "_frombuffer"): "whole array",
@@ -38,17 +38,25 @@ _SYMBOLS = {
 
 @dataclass(frozen=True)
 class _Symbol:
+    """What a pickle's name stands for; nothing is looked up by the name itself."""
+
     meaning: str
+    """One of the values of `_MEANING_BY_NAME`."""
 
 
 @dataclass
 class _ElementType:
+    """A numpy dtype; a later BUILD instruction sets its byte order."""
+
     dtype: np.dtype[Any]
 
 
 @dataclass
 class _Array:
+    """A numpy array."""
+
     values: NDArray[Any] | None
+    """None until a BUILD instruction fills it."""
 
 
 class _Refused(Exception):
@@ -56,10 +64,16 @@ class _Refused(Exception):
 
 
 def read_pickle(content: bytes, name: str) -> dict[str, Any]:
-    """The dictionary in `content`; keys are str, values int, str, bytes, list, tuple, dict or integer arrays.
+    """Returns the dictionary in `content`; keys are str, values int, str, bytes, list, tuple, dict or integer arrays.
 
-    Strings of Python 2 come as bytes. Raises `RequestError`, naming the file `name`, for anything else: a name
-    outside the few that CIFAR needs, a foreign opcode, or damage.
+    Strings of Python 2 come as bytes.
+
+    Args:
+        content: the pickle.
+        name: name of its file, for messages.
+
+    Raises:
+        RequestError: anything else is in it: a name outside the few that CIFAR needs, a foreign opcode, or damage.
     """
     try:
         return _as_result(_Machine().run(content))
@@ -73,11 +87,16 @@ def read_pickle(content: bytes, name: str) -> dict[str, Any]:
 
 
 def _as_result(value: object) -> dict[str, Any]:
+    """Returns the machine's last value as `read_pickle` gives it.
+
+    Raises:
+        ValueError: it is no dictionary, or a key of it is no string.
+    """
     if not isinstance(value, dict):
         raise ValueError("not a dictionary")
     result = {}
     for key, item in value.items():
-        result[_text(key)] = item.values if isinstance(item, _Array) else item
+        result[_string(key)] = item.values if isinstance(item, _Array) else item
     return result
 
 
@@ -90,13 +109,14 @@ class _Machine:
 
     def __init__(self) -> None:
         self.stacks: list[list[Any]] = [[]]
+        """The stack of values, and above it one for each open mark; the last one is in use."""
         self.memo: dict[int, Any] = {}
         """Values that were pushed before and may be pushed again, by number."""
 
     def run(self, content: bytes) -> object:
         """Carries out all instructions; returns the value that is on top in the end."""
-        for count, (opcode, argument, _) in enumerate(pickletools.genops(content)):
-            if count == _MOST_OPCODES:
+        for instruction_number, (opcode, argument, _) in enumerate(pickletools.genops(content)):
+            if instruction_number == _MOST_OPCODES:
                 raise _Refused(f"more than {_MOST_OPCODES:,} instructions")
             if opcode.name == "STOP":
                 break
@@ -109,20 +129,25 @@ class _Machine:
         return self.pop()
 
     def push(self, value: object) -> None:
+        """Puts a value on top of the stack in use."""
         self.stacks[-1].append(value)
 
     def pop(self) -> Any:
+        """Takes the value on top off the stack in use, and returns it."""
         return self.stacks[-1].pop()
 
     def last(self) -> Any:
+        """Returns the value on top, which stays there."""
         return self.stacks[-1][-1]
 
     def pop_to_mark(self) -> list[Any]:
+        """Takes all values since the last mark, and the mark itself, off; returns the values."""
         if len(self.stacks) == 1:
             raise ValueError("no mark")
         return self.stacks.pop()
 
     def push_tuple(self, size: int) -> None:
+        """Replaces the `size` values on top by a tuple of them."""
         items = [self.pop() for _ in range(size)]
         self.push(tuple(reversed(items)))
 
@@ -142,13 +167,15 @@ class _Machine:
         self.push_symbol(module, name)
 
     def push_symbol(self, module: object, name: object) -> None:
+        """Pushes what a name stands for; refuses one that no CIFAR file has."""
         if not isinstance(module, str) or not isinstance(name, str):
             raise ValueError("a name that is not a string")
-        if (module, name) not in _SYMBOLS:
+        if (module, name) not in _MEANING_BY_NAME:
             raise _Refused(f"the name {shown(f'{module}.{name}')}")
-        self.push(_Symbol(_SYMBOLS[module, name]))
+        self.push(_Symbol(_MEANING_BY_NAME[module, name]))
 
     def append(self, items: list[Any]) -> None:
+        """Adds items to the list on top of the stack."""
         target = self.last()
         if not isinstance(target, list):
             raise ValueError("items for something that is not a list")
@@ -177,7 +204,7 @@ class _Machine:
         symbol = self.pop()
         if not isinstance(symbol, _Symbol) or not isinstance(arguments, tuple):
             raise _Refused("a call of something that is not a name")
-        self.push(_apply(symbol.meaning, arguments))
+        self.push(_call_symbol(symbol.meaning, arguments))
 
     def build(self) -> None:
         """Gives the state on top of the stack to the array or element type below it."""
@@ -186,20 +213,25 @@ class _Machine:
         if isinstance(target, _ElementType):
             target.dtype = _with_byte_order(target.dtype, state)
         elif isinstance(target, _Array):
-            _fill(target, state)
+            _fill_array(target, state)
         else:
             raise _Refused("a state for something that is neither array nor element type")
 
 
-def _apply(meaning: str, arguments: tuple[Any, ...]) -> object:
+def _call_symbol(meaning: str, arguments: tuple[Any, ...]) -> object:
+    """Returns what a call of a name would return, by what the name stands for.
+
+    Raises:
+        _Refused: the arguments are not those with which numpy and Python pickle arrays and bytes.
+    """
     match meaning, arguments:
         case "empty array", (_Symbol("array type"), (0,), b"b" | "b"):
             return _Array(None)
         case "whole array", (bytes() | bytearray() as content, _ElementType() as element, shape, "C" | "F" as order):
             return _Array(_shaped(bytes(content), element.dtype, shape, order == "F"))
         case "element type", (code, _, _):
-            name = _text(code)
-            if name not in _INTEGER_TYPES:
+            name = _string(code)
+            if name not in _ELEMENT_TYPE_CODES:
                 raise _Refused(f"an array of the type {shown(name)}")
             return _ElementType(np.dtype(name))
         case "encode", (str() as text, "latin1" | "latin-1"):
@@ -210,6 +242,7 @@ def _apply(meaning: str, arguments: tuple[Any, ...]) -> object:
 
 
 def _with_byte_order(dtype: np.dtype[Any], state: object) -> np.dtype[Any]:
+    """Returns the type with the byte order in the state that numpy pickles of it: (version, order, ...)."""
     match state:
         case (3, b">" | ">", None, None, None, -1, -1, 0):
             return dtype.newbyteorder(">")
@@ -218,7 +251,8 @@ def _with_byte_order(dtype: np.dtype[Any], state: object) -> np.dtype[Any]:
     raise _Refused("an element type that is not a plain integer")
 
 
-def _fill(array: _Array, state: object) -> None:
+def _fill_array(array: _Array, state: object) -> None:
+    """Sets an array's values from the state that numpy pickles of it: (version, shape, type, is Fortran, bytes)."""
     match state:
         case (1, shape, _ElementType() as element, is_fortran, bytes() as content):
             array.values = _shaped(content, element.dtype, shape, bool(is_fortran))
@@ -227,6 +261,7 @@ def _fill(array: _Array, state: object) -> None:
 
 
 def _shaped(content: bytes, dtype: np.dtype[Any], shape: object, is_fortran: bool) -> NDArray[Any]:
+    """Returns an array of these bytes. Args: is_fortran: whether columns, not rows, follow one another in memory."""
     if not isinstance(shape, tuple) or len(shape) > 4 or not all(map(_is_length, shape)):
         raise ValueError("an array without a proper shape")
     # Both raise ValueError where the content does not fit; neither allocates memory.
@@ -234,10 +269,12 @@ def _shaped(content: bytes, dtype: np.dtype[Any], shape: object, is_fortran: boo
 
 
 def _is_length(value: object) -> bool:
+    """Whether a value can be the length of an axis."""
     return type(value) is int and value >= 0
 
 
-def _text(value: object) -> str:
+def _string(value: object) -> str:
+    """Returns a string of Python 2, which comes as bytes, or of Python 3."""
     if isinstance(value, bytes):
         return value.decode("latin-1")
     if isinstance(value, str):
@@ -245,14 +282,15 @@ def _text(value: object) -> str:
     raise ValueError("not a string")
 
 
-def _integer(argument: int) -> int:
+def _small_integer(argument: int) -> int:
+    """Returns an integer as it is; refuses one of more than 64 bits, which a few bytes may claim."""
     if not -(2**63) <= argument < 2**63:
         raise _Refused("an integer of more than 64 bits")
     return argument
 
 
 _LITERALS: dict[str, Callable[[Any], object]] = {
-    **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1", "LONG4"), _integer),
+    **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1", "LONG4"), _small_integer),
     # Strings of Python 2: pickletools gives their bytes as text in this encoding.
     **dict.fromkeys(("BINSTRING", "SHORT_BINSTRING"), lambda text: text.encode("latin-1")),
     **dict.fromkeys(("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"), lambda text: text),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from vitscale.errors import shown
 from vitscale.sources.arrays import ArrayShape
 from vitscale.sources.base import IGNORED, OUTSIDE, Encoded, Images, Labels, Split
-from vitscale.sources.pictures import BrokenImage, Size, decode_labels, decode_within, verify_picture, within
+from vitscale.sources.pictures import BrokenImage, Size, decode_labels, decode_within, size_within, verify_picture
 
 T = TypeVar("T")
 MaskArray = NDArray[np.uint8]
@@ -72,7 +72,7 @@ class ScenePairs(Encoded):
         if shape.channels == SCENE_CHANNELS:
             picture, mask = self._read_both(number, lambda path: decode_within(path, side, path))
         elif shape.channels == 1:
-            mask = self._mask(number)
+            mask = self._read_mask(number)
         else:
             path = self.pictures[number]
             picture = decode_within(path, side, path).pixels
@@ -97,32 +97,32 @@ class ScenePairs(Encoded):
         Raises:
             BrokenImage: as for `verify`. If both are broken it names both.
         """
-        name = self.pictures[number]
-        annotation = self.annotations[number]
-        if not annotation:
-            raise BrokenImage(name, "it has no annotation of its name")
-        if not name:
-            raise BrokenImage(annotation, "it has no picture of its name")
+        picture_path = self.pictures[number]
+        annotation_path = self.annotations[number]
+        if not annotation_path:
+            raise BrokenImage(picture_path, "it has no annotation of its name")
+        if not picture_path:
+            raise BrokenImage(annotation_path, "it has no picture of its name")
         broken_picture: BrokenImage | None = None
         try:
-            picture, size = read_picture(name)
+            picture, size = read_picture(picture_path)
         except BrokenImage as error:
             broken_picture = error
         try:
-            mask = self._mask(number)
+            mask = self._read_mask(number)
         except BrokenImage as broken_mask:
             if broken_picture is None:
                 raise
-            what = f"{broken_picture.what}; and so is {shown(annotation)}: {broken_mask.what}"
-            raise BrokenImage(name, what) from None
+            what = f"{broken_picture.what}; and so is {shown(annotation_path)}: {broken_mask.what}"
+            raise BrokenImage(picture_path, what) from None
         if broken_picture is not None:
             raise broken_picture
         if mask.shape != (size.height, size.width):
-            picture_clause = f"{shown(name)} is {size.width} x {size.height}"
-            raise BrokenImage(annotation, f"it is {mask.shape[1]} x {mask.shape[0]} pixels, and {picture_clause}")
+            picture_clause = f"{shown(picture_path)} is {size.width} x {size.height}"
+            raise BrokenImage(annotation_path, f"it is {mask.shape[1]} x {mask.shape[0]} pixels, and {picture_clause}")
         return picture, mask
 
-    def _mask(self, number: int) -> MaskArray:
+    def _read_mask(self, number: int) -> MaskArray:
         """Reads the mask of a scene: classes `[H, W]`, `IGNORED` where the label is 0 or 255.
 
         Raises:
@@ -139,16 +139,16 @@ class ScenePairs(Encoded):
 
 
 def nearest_within(mask: MaskArray, side: int) -> MaskArray:
-    """Scales a mask as `pictures.within` scales its picture: each pixel gets the label nearest to its middle."""
+    """Scales a mask as `pictures.size_within` scales its picture: each pixel gets the label nearest to its middle."""
     height, width = mask.shape
-    size = within(width, height, side)
-    rows = _nearest_pixels(height, size.height)
-    columns = _nearest_pixels(width, size.width)
+    size = size_within(width, height, side)
+    rows = _nearest_stored_pixels(height, size.height)
+    columns = _nearest_stored_pixels(width, size.width)
     scaled: MaskArray = mask[rows[:, None], columns]
     return scaled
 
 
-def _nearest_pixels(length: int, scaled_length: int) -> NDArray[np.int64]:
+def _nearest_stored_pixels(length: int, scaled_length: int) -> NDArray[np.int64]:
     """Returns the pixel along an edge that is nearest to the middle of each pixel of the scaled edge."""
     return (2 * np.arange(scaled_length) + 1) * length // (2 * scaled_length)
 

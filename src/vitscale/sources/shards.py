@@ -15,20 +15,20 @@ import numpy as np
 from vitscale.errors import RequestError, shown
 from vitscale.sources.arrays import ARRAY_EXTENSIONS, images_in
 from vitscale.sources.base import Labels, default_cache_root, reason, root_of, write_if_possible
-from vitscale.sources.cache import in_threads
+from vitscale.sources.cache import map_in_threads
 from vitscale.sources.image_folder import (
     HELD_OUT_NAMES,
     SplitFolders,
+    file_stamp,
     files_under,
     fingerprint_of,
     split_folders,
-    stamp,
 )
 from vitscale.sources.image_set import ImageSet, LabelledImages, Listing, chosen_classes, listing_of
 from vitscale.sources.pictures import EXTENSIONS
 from vitscale.trial.trial import DataSpec
 
-_HOW = "Put shards there: ROOT/train/*.tar and ROOT/val/*.tar, or ROOT/train-000.tar, ROOT/val-000.tar"
+_LAYOUT_ADVICE = "Put shards there: ROOT/train/*.tar and ROOT/val/*.tar, or ROOT/train-000.tar, ROOT/val-000.tar"
 _MOST_LABEL_BYTES = 1 << 20
 FEWEST_REMEMBERED = 10_000
 """Fewest samples of which an index is written: going through a shard's headers takes about 0.1 ms a sample."""
@@ -51,7 +51,7 @@ class _Member(NamedTuple):
     label: str
 
 
-_TYPES = [int, str, int, int, int, str]
+_MEMBER_FIELD_TYPES = [int, str, int, int, int, str]
 """Types of the fields of a `_Member`."""
 
 
@@ -115,8 +115,8 @@ def list_shards(spec: DataSpec) -> Listing:
     Raises:
         RequestError: it is not laid out like this, or a shard is damaged.
     """
-    folders = split_folders(spec, _HOW, is_split=_is_training_split)
-    train, held_out = _splits(spec, folders)
+    folders = split_folders(spec, _LAYOUT_ADVICE, is_split=_is_training_split)
+    train, held_out = _read_splits(spec, folders)
     location = str(folders.train)
     classes = _sorted_classes(spec, train, location)
     label_by_class = {name: label for label, name in enumerate(classes)}
@@ -143,11 +143,13 @@ class _ShardSplit(NamedTuple):
 
 
 class _Splits(NamedTuple):
+    """The shards of both splits."""
+
     train: _ShardSplit
     held_out: _ShardSplit
 
 
-def _splits(spec: DataSpec, folders: SplitFolders) -> _Splits:
+def _read_splits(spec: DataSpec, folders: SplitFolders) -> _Splits:
     """Returns the training and the held-out split.
 
     Without a folder of their own, held-out shards are those whose names begin with "val" or the like, unless all do.
@@ -164,8 +166,8 @@ def _splits(spec: DataSpec, folders: SplitFolders) -> _Splits:
         for path in held_out_stamps:
             del train_stamps[path]
     return _Splits(
-        train=_ShardSplit(train_stamps, _members(train_stamps)),
-        held_out=_ShardSplit(held_out_stamps, _members(held_out_stamps)),
+        train=_ShardSplit(train_stamps, _all_members(train_stamps)),
+        held_out=_ShardSplit(held_out_stamps, _all_members(held_out_stamps)),
     )
 
 
@@ -208,11 +210,11 @@ def _shard_stamps(folder: Path, root: Path, real_paths: list[str]) -> dict[str, 
     files = files_under(folder, root, real_paths)
     shards = sorted((path, status) for path, status in files if path.lower().endswith(".tar"))
     if not shards:
-        raise RequestError(f"{shown(str(folder))} holds no shard (*.tar)", next_step=_HOW)
-    return {path: stamp(path, folder, status) for path, status in shards}
+        raise RequestError(f"{shown(str(folder))} holds no shard (*.tar)", next_step=_LAYOUT_ADVICE)
+    return {path: file_stamp(path, folder, status) for path, status in shards}
 
 
-def _members(stamps: Mapping[str, str]) -> list[_Member]:
+def _all_members(stamps: Mapping[str, str]) -> list[_Member]:
     """Returns every image of some shards, from an index in the cache's folder where one exists.
 
     An index of many samples is written there, since else each rank would go through the headers of all shards.
@@ -226,8 +228,8 @@ def _members(stamps: Mapping[str, str]) -> list[_Member]:
         return indexed
     paths = [*stamps]
     members: list[_Member] = []
-    for shard_members in in_threads(lambda shard: _members_of_shard(shard, paths[shard]), range(len(paths))):
-        members += shard_members
+    for members_of_shard in map_in_threads(lambda shard: _shard_members(shard, paths[shard]), range(len(paths))):
+        members += members_of_shard
     if len(members) >= FEWEST_REMEMBERED:
         write_if_possible(index_path, json.dumps(members))
     return members
@@ -240,13 +242,13 @@ def _indexed_members(path: Path, shards: int) -> list[_Member] | None:
     except (OSError, ValueError, TypeError):
         return None
     for member in members:
-        has_types = [type(member_field) for member_field in member] == _TYPES
+        has_types = [type(member_field) for member_field in member] == _MEMBER_FIELD_TYPES
         if not has_types or not 0 <= member.shard < shards:
             return None
     return members
 
 
-def _members_of_shard(shard: int, path: str) -> list[_Member]:
+def _shard_members(shard: int, path: str) -> list[_Member]:
     """Returns the images of a shard, in its order. A volume of several slices is several images.
 
     Args:
@@ -278,14 +280,14 @@ def _checked_content(path: str) -> _ShardContent:
     except RequestError:
         raise
     except Exception as error:  # hostile files make parsers raise nearly anything
-        raise _damaged(path, reason(error) or type(error).__name__) from None
+        raise _damage_error(path, reason(error) or type(error).__name__) from None
     for image in content.images.values():
         if image.offset + image.size > shard_bytes:
-            raise _damaged(path, f"it is truncated in {shown(image.name)}")
+            raise _damage_error(path, f"it is truncated in {shown(image.name)}")
     unlabelled_samples = content.images.keys() - content.classes.keys()
     if unlabelled_samples:
         name = content.images[min(unlabelled_samples)].name
-        raise _damaged(path, f"{shown(name)} has no .cls or .json beside it that tells its class")
+        raise _damage_error(path, f"{shown(name)} has no .cls or .json beside it that tells its class")
     return content
 
 
@@ -301,14 +303,14 @@ def _read_headers(path: str) -> _ShardContent:
             if member.isdir():
                 continue
             if not member.isreg() or member.issparse():
-                raise _damaged(path, f"its member {shown(member.name)} is a link or a device")
+                raise _damage_error(path, f"its member {shown(member.name)} is a link or a device")
             folder, _, file_name = member.name.rpartition("/")
             stem, _, extension = file_name.partition(".")
             sample = f"{folder}/{stem}"
             if f".{extension.lower()}" in _IMAGE_EXTENSIONS:
                 if sample in content.images:
                     other = content.images[sample].name
-                    raise _damaged(path, f"it holds {shown(other)} and {shown(member.name)}, one sample's")
+                    raise _damage_error(path, f"it holds {shown(other)} and {shown(member.name)}, one sample's")
                 content.images[sample] = _StoredFile(member.name, member.offset_data, member.size)
             elif extension.lower() in _CLASS_EXTENSIONS and member.size <= _MOST_LABEL_BYTES:
                 file = tar.extractfile(member)
@@ -351,12 +353,13 @@ def _class_name(content: bytes, extension: str, path: str, name: str) -> str:
     except (ValueError, AttributeError, RecursionError):
         text = ""
     if not text or len(text) > 200:
-        raise _damaged(path, f"its member {shown(name)} tells no class")
+        raise _damage_error(path, f"its member {shown(name)} tells no class")
     is_number = text.isdecimal() and text.isascii()
     return str(int(text)) if is_number else text
 
 
-def _damaged(path: str, what: str) -> RequestError:
+def _damage_error(path: str, what: str) -> RequestError:
+    """Returns the error for a shard that cannot be used. Args: what: what is wrong with it."""
     return RequestError(f"the shard {shown(path)} is damaged: {what}", next_step="Repair or remove it")
 
 

@@ -20,9 +20,10 @@ from vitscale.sources.base import Dataset, Images, Labels, Split, Summary, Words
 from vitscale.trial.model_spec import Task
 from vitscale.trial.trial import DataSpec
 
-_VERSION = 1
-_GRID = 4
-"""Squares along a side of a class's pattern: `_GRID x _GRID` coloured squares."""
+_RECIPE_VERSION = 1
+_SQUARES_PER_SIDE = 4
+"""Coloured squares along a side of a class's pattern."""
+_SQUARES = _SQUARES_PER_SIDE**2
 _PATTERN_STREAM = 10
 _TRAIN_STREAM = 11
 _HELD_OUT_STREAM = 12
@@ -30,7 +31,7 @@ _SQUARES_STREAM = 20
 """Added to the stream of a split."""
 _MARGIN_STREAM = 30
 """Added to the stream of a split."""
-_MOST_CLASSES = 255
+_MOST_MASK_CLASSES = 255
 """Most classes of masks: of a byte's 256 values, one stands for pixels that count for nothing."""
 
 
@@ -50,19 +51,19 @@ class SyntheticSplit:
         """Makes the images; see `Split.take`."""
         base.require_ids(ids, len(self))
         classes, pattern_of_image = np.unique(self.labels[ids], return_inverse=True)
-        squares = 64 + (_noise(classes, _GRID * _GRID * self.channels, _PATTERN_STREAM) >> 1)
-        squares = squares.reshape(-1, _GRID, _GRID, self.channels)
-        square_of_pixel = np.arange(self.side) * _GRID // self.side
-        patterns = squares[:, square_of_pixel[:, None], square_of_pixel]
+        squares = 64 + (_random_bytes(classes, _SQUARES * self.channels, _PATTERN_STREAM) >> 1)  # 64 to 191
+        squares = squares.reshape(-1, _SQUARES_PER_SIDE, _SQUARES_PER_SIDE, self.channels)  # of each different class
+        square_of_pixel = np.arange(self.side) * _SQUARES_PER_SIDE // self.side  # along either side: 0, 0, ..., 3, 3
+        patterns = squares[:, square_of_pixel[:, None], square_of_pixel]  # [different classes, side, side, channels]
         shape = (self.side, self.side, self.channels)
-        noise = _noise(ids, math.prod(shape), self.stream).reshape(-1, *shape)
-        # 0 to 254: uint8 arithmetic wraps in between (191 + 127) and comes out right.
+        noise = _random_bytes(ids, math.prod(shape), self.stream).reshape(-1, *shape)
+        # In uint8, which wraps in between (191 + 127) and comes out right: 0 to 254.
         return patterns[pattern_of_image] + (noise >> 1) - np.uint8(64)
 
 
 @dataclass(frozen=True, eq=False)
 class SegmentedSplit:
-    """Image `i` is `_GRID x _GRID` squares of classes that `i` draws, each in its class's colour, plus uniform noise.
+    """Image `i` is 4 x 4 squares of classes that `i` draws, each in its class's colour, plus uniform noise.
 
     A mask's topmost rows count for nothing: up to a quarter of all rows, as many as `i` draws.
     """
@@ -83,30 +84,30 @@ class SegmentedSplit:
 
     def __getitem__(self, ids: Labels) -> NDArray[np.uint8]:
         """Makes masks; see `Split.labels`."""
-        masks = self._classes(ids).astype(np.uint8)
-        margins = _noise(ids, 1, self.stream + _MARGIN_STREAM).astype(np.int64) * (self.side // 4) // 255
+        masks = self._pixel_classes(ids).astype(np.uint8)
+        margins = _random_bytes(ids, 1, self.stream + _MARGIN_STREAM).astype(np.int64) * (self.side // 4) // 255
         masks[np.arange(self.side) < margins] = base.IGNORED
         return masks
 
     def take(self, ids: Labels) -> Images:
         """Makes the images; see `Split.take`."""
         base.require_ids(ids, len(self))
-        colours = 64 + (_noise(np.arange(self.classes), self.channels, _PATTERN_STREAM) >> 1)
+        colours = 64 + (_random_bytes(np.arange(self.classes), self.channels, _PATTERN_STREAM) >> 1)
         shape = (self.side, self.side, self.channels)
-        noise = _noise(ids, math.prod(shape), self.stream).reshape(-1, *shape)
-        return colours[self._classes(ids)] + (noise >> 1) - np.uint8(64)
+        noise = _random_bytes(ids, math.prod(shape), self.stream).reshape(-1, *shape)
+        return colours[self._pixel_classes(ids)] + (noise >> 1) - np.uint8(64)
 
-    def _classes(self, ids: Labels) -> NDArray[np.int64]:
+    def _pixel_classes(self, ids: Labels) -> NDArray[np.int64]:
         """Returns the class of each pixel, `[n, side, side]`."""
-        words = _noise(ids, _GRID * _GRID * 8, self.stream + _SQUARES_STREAM).view("<u8")
-        squares = (words % np.uint64(self.classes)).astype(np.int64).reshape(-1, _GRID, _GRID)
-        square_of_pixel = np.arange(self.side) * _GRID // self.side
+        words = _random_bytes(ids, _SQUARES * 8, self.stream + _SQUARES_STREAM).view("<u8")
+        squares = (words % np.uint64(self.classes)).astype(np.int64).reshape(-1, _SQUARES_PER_SIDE, _SQUARES_PER_SIDE)
+        square_of_pixel = np.arange(self.side) * _SQUARES_PER_SIDE // self.side
         return squares[:, square_of_pixel[:, None], square_of_pixel]
 
 
-def _noise(ids: Labels, count: int, stream: int) -> NDArray[np.uint8]:
+def _random_bytes(ids: Labels, count: int, stream: int) -> NDArray[np.uint8]:
     """Returns uniform bytes `[len(ids), count]`, one row per id."""
-    words = -(-count // 8)
+    words = -(-count // 8)  # of 8 bytes each, rounded up
     positions: Words = np.add.outer(ids.astype(np.uint64) * np.uint64(words), np.arange(words, dtype=np.uint64))
     return base.mix64(positions, stream).astype("<u8").view(np.uint8)[:, :count]
 
@@ -129,12 +130,12 @@ class Synthetic:
         base.refuse_other_keys(spec, ("channels",))
         has_masks = self.task == "segmentation"
         classes = base.class_count(spec)
-        if has_masks and classes > _MOST_CLASSES:
+        if has_masks and classes > _MOST_MASK_CLASSES:
             raise RequestError(
-                f"data.classes = {spec.classes} do not fit into masks", valid=[f"at most {_MOST_CLASSES}"]
+                f"data.classes = {spec.classes} do not fit into masks", valid=[f"at most {_MOST_MASK_CLASSES}"]
             )
         name = "synthetic masks" if has_masks else "synthetic"
-        recipe = f"{name} {_VERSION} {spec.samples} {spec.classes} {spec.source_size} {spec.held_out}"
+        recipe = f"{name} {_RECIPE_VERSION} {spec.samples} {spec.classes} {spec.source_size} {spec.held_out}"
         if spec.channels != 3:
             recipe += f" {spec.channels} channels"
         return Summary(

@@ -143,7 +143,7 @@ def expand(
     points = [_settle_point(file.path, point, hosts) for point in sweep_points]
     digests_by_model = _check_models(file.path, points)
     summaries: dict[DataSpec, Summary] = {}
-    planned: dict[str, _PlannedTrial] = {}
+    planned: dict[str, _PlannedTrial] = {}  # by identity: a trial on several curves exists once
     curves: list[Curve] = []
     for point in points:
         if point.data not in summaries:
@@ -160,7 +160,7 @@ def expand(
         trials={identity: item.trial for identity, item in planned.items()},
         fingerprints={identity: item.summary.fingerprint for identity, item in planned.items()},
         train_samples={identity: item.summary.train_samples for identity, item in planned.items()},
-        notes=_notes(file, points, summaries.values()),
+        notes=_study_notes(file, points, summaries.values()),
         factory_digests=factory_digests,
     )
 
@@ -169,11 +169,11 @@ def _plan_trials(point: _SettledPoint, summary: Summary, digests: _ModelDigests,
     """Return the trials of a point of the sweep, one for each of its rank counts.
 
     Raises:
-        RequestError: as `_trial`.
+        RequestError: as `_resolved_trial`.
     """
     trials = []
     for plan in point.worlds:
-        trial = _trial(point, plan, summary, digests, launcher)
+        trial = _resolved_trial(point, plan, summary, digests, launcher)
         trials.append(_PlannedTrial(trial.identity(), trial, summary, digests.factory))
     return trials
 
@@ -213,17 +213,18 @@ def _check_models(path: Path, points: Sequence[_SettledPoint]) -> dict[model_spe
     }
 
 
-def _notes(file: StudyFile, points: Sequence[_SettledPoint], summaries: Iterable[Summary]) -> tuple[str, ...]:
+def _study_notes(file: StudyFile, points: Sequence[_SettledPoint], summaries: Iterable[Summary]) -> tuple[str, ...]:
     """Return all notes on a study, each once: on its data, its micro-batches, and rank counts that it leaves out."""
     notes: list[str] = []
     for summary in summaries:
         notes += summary.notes
     for point in points:
         notes += _micro_step_notes(point)
-    several_ranks = [ranks for ranks in sorted(set(file.study.scaling.gpus)) if ranks > 1]
-    if several_ranks and all(engines.of_engine(point.study.train.engine).alone for point in points):
+    skipped_counts = [ranks for ranks in sorted(set(file.study.scaling.gpus)) if ranks > 1]
+    all_train_alone = all(engines.of_engine(point.study.train.engine).alone for point in points)
+    if skipped_counts and all_train_alone:
         engine = shown(points[0].study.train.engine)
-        left_out = f"{listed(several_ranks)} of scaling.gpus left out"
+        left_out = f"{listed(skipped_counts)} of scaling.gpus left out"
         notes.append(f"train.engine = {engine} trains on one rank: {left_out}. Name an engine")
     return tuple(dict.fromkeys(notes))
 
@@ -283,10 +284,10 @@ def _check_need(train: TrainSection, name: str) -> None:
 
     Example: `momentum` has a meaning with optimizer = "sgd" alone.
     """
-    need = fields.traits_of(TrainSection, name).needs
-    if need is None:
+    needs = fields.traits_of(TrainSection, name).needs
+    if needs is None:
         return
-    other_field, needed_values = need
+    other_field, needed_values = needs
     value = getattr(train, other_field)
     if value not in needed_values:
         cause = f"train.{other_field} = {_as_written(value)}"
@@ -295,6 +296,7 @@ def _check_need(train: TrainSection, name: str) -> None:
 
 
 def _idle_field(field: str, cause: str, *, remedy: str) -> RequestError:
+    """Return the error for a field that has no effect because of `cause`. Args: remedy: beside removing the field."""
     return RequestError(f"{field} has no meaning under {cause}", next_step=f"Remove it, or {remedy}")
 
 
@@ -345,7 +347,7 @@ def _settle_point(path: Path, point: SweepPoint, hosts: _Hosts) -> _SettledPoint
     device = resolve.device_of(study, hosts.machine)
     precision = resolve.precision_of(study, device, hosts.machine)
     threads = resolve.threads_of(study, device, hosts.machine, hosts.most_per_node, hosts.begun_with)
-    located_model = user_model.located(path, study.model)
+    located_model = user_model.with_located_files(path, study.model)
     settings = _CurveSettings(
         path=path,
         study=study,
@@ -525,7 +527,7 @@ def _with_script(path: Path, study: Study, set_fields: frozenset[str]) -> _WithS
     train = study.train
     if train.script is None:
         return _WithScript(study, digest=None)
-    for obstacle in script.not_handed_on(train, set_fields):
+    for obstacle in script.fields_not_handed_on(train, set_fields):
         raise RequestError(obstacle.what, next_step=obstacle.next_step)
     if study.data.name == script.NAME and "data.samples" not in set_fields:
         what = "how many images an epoch has is not told, and train.script reads them itself"
@@ -541,6 +543,9 @@ def _with_script(path: Path, study: Study, set_fields: frozenset[str]) -> _WithS
 def _located_data(path: Path, data: DataSpec) -> DataSpec:
     """Return `data` with absolute paths, and with the classes themselves where it names a file of them.
 
+    `hf` is a folder or a name on the hub, and only a folder that exists gets an absolute path. `classes` is a number,
+    which stays; or a file, which is replaced by the names in it.
+
     Args:
         path: the study file; relative paths start in its folder.
         data: the data of one point of the sweep.
@@ -552,7 +557,7 @@ def _located_data(path: Path, data: DataSpec) -> DataSpec:
         folder = beside(path, data.hf)
         if folder.is_dir():  # else it is a name on the hub
             changes["hf"] = str(folder)
-    if isinstance(data.classes, str):
+    if isinstance(data.classes, str):  # the path of a file
         changes["classes"] = _read_classes(beside(path, data.classes))
     return data.model_copy(update=changes)
 
@@ -592,7 +597,9 @@ def _rank_counts(study: Study, *, split_varies: bool) -> list[int]:
     return [1]
 
 
-def _trial(point: _SettledPoint, plan: _WorldPlan, summary: Summary, digests: _ModelDigests, launcher: str) -> Trial:
+def _resolved_trial(
+    point: _SettledPoint, plan: _WorldPlan, summary: Summary, digests: _ModelDigests, launcher: str
+) -> Trial:
     """Return one trial of a curve, now that its data are known.
 
     Args:
@@ -650,8 +657,8 @@ def _check_length(study: Study) -> None:
     has_epochs = train.epochs is not None
     has_steps = study.measure.steps is not None
     if train.target_accuracy is not None and not (has_epochs and study.measure.evaluate):
-        lacking = "measure.evaluate is false" if has_epochs else "train.epochs is not given"
-        what = f"train.target_accuracy = {train.target_accuracy} is looked for after each epoch, and {lacking}"
+        obstacle = "measure.evaluate is false" if has_epochs else "train.epochs is not given"
+        what = f"train.target_accuracy = {train.target_accuracy} is looked for after each epoch, and {obstacle}"
         raise RequestError(what, next_step="Give train.epochs as the limit, and leave measure.evaluate at true")
     if has_epochs != has_steps:
         return

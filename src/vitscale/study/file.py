@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _MOST_RUNS = 20_000
 FEWEST_FOR_TARGET = 6
 """Fewest runs with which `measure.target_ci` can be reached; `vitscale.analysis.runs.repeats` says why."""
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class SweepPoint(NamedTuple):
@@ -53,12 +53,13 @@ class StudyFile:
         self.text = text
         self.overrides = tuple(overrides)
         overlay = overlay or {}
-        override_values = overridden(overrides)
-        with_overlay = _overlaid(_toml(path, text), overlay, "site file or command line")
+        override_values = parse_overrides(overrides)
+        with_overlay = _overlaid(_parsed_toml(path, text), overlay, "site file or command line")
         without_replaced_length = _without_other_length(with_overlay, override_values)
         self.raw = _overlaid(without_replaced_length, override_values, _COMMAND_LINE)
-        self._decider = dict.fromkeys(_fields_of(overlay), "--{key} or the site file")
-        self._decider |= dict.fromkeys(_fields_of(override_values), "the command line")
+        # Who decides a field over the study file; "{key}" stands for the option of the field.
+        self._decider_by_field = dict.fromkeys(_fields_of(overlay), "--{key} or the site file")
+        self._decider_by_field |= dict.fromkeys(_fields_of(override_values), "the command line")
         self.study = _validated(path, self.raw, text)
 
     @classmethod
@@ -80,7 +81,7 @@ class StudyFile:
             path: names it in messages; relative paths in it start in its folder.
             text: TOML.
             overlay: values of a site file and of the command line's options, put over its own values.
-            overrides: KEY=VALUE words of the command line (`overridden`), put over both.
+            overrides: KEY=VALUE words of the command line (`parse_overrides`), put over both.
 
         Raises:
             RequestError: with the file's name, the bad value, the valid ones and the next step.
@@ -90,7 +91,7 @@ class StudyFile:
             file._refuse_varying_decided_fields()
             file._check_every_point()
         except RecursionError:
-            raise _nested_too_deeply(path) from None
+            raise _nesting_error(path) from None
         return file
 
     def _check_every_point(self) -> None:
@@ -187,10 +188,10 @@ class StudyFile:
 
     def _refuse_varying_decided_fields(self) -> None:
         """Refuse a sweep over a field that the command line or the site file decides."""
-        for field in sorted(self.swept_fields & self._decider.keys()):
-            decider = self._decider[field].format(key=field.partition(".")[2])
+        for field in sorted(self.swept_fields & self._decider_by_field.keys()):
+            decider = self._decider_by_field[field].format(key=field.partition(".")[2])
             raise self._error(f"sweep.'{field}' varies what {decider} decides", next_step="Remove one of the two")
-        if "train.epochs" in self.swept_fields and "measure.steps" in self._decider:
+        if "train.epochs" in self.swept_fields and "measure.steps" in self._decider_by_field:
             what = "sweep.'train.epochs' varies a run's length, which measure.steps on the command line decides"
             raise self._error(what, next_step="Remove one of the two")
 
@@ -221,15 +222,16 @@ class StudyFile:
             )
 
     def _error(self, what: str, *, valid: list[str] | None = None, next_step: str = "") -> RequestError:
+        """Return an error that names the study file."""
         return RequestError(f"{shown(str(self.path))}: {what}", valid=valid or [], next_step=next_step)
 
 
-_NUMBER_FIELDS = ("scaling.gpus", "train.rank_speeds", "model.depths")
+_NUMBER_LIST_FIELDS = ("scaling.gpus", "train.rank_speeds", "model.depths")
 """Fields that take lists of numbers."""
 _COMMAND_LINE = "command line"
 _ON_COMMAND_LINE = "on the command line"
-_MOST_MESSAGES = 5
-_LONGEST_STEP = 120
+_MOST_MESSAGES_LISTED = 5
+_LONGEST_ADVICE = 120
 """Characters of a next step beyond which it does not repeat the user's list."""
 
 
@@ -248,8 +250,8 @@ class _Field(NamedTuple):
     key: str
 
 
-_EPOCHS = _Field("train", "epochs")
-_STEPS = _Field("measure", "steps")
+_EPOCHS_FIELD = _Field("train", "epochs")
+_STEPS_FIELD = _Field("measure", "steps")
 
 
 def _without_other_length(raw: dict[str, Any], override_values: Mapping[str, Any]) -> dict[str, Any]:
@@ -260,7 +262,7 @@ def _without_other_length(raw: dict[str, Any], override_values: Mapping[str, Any
         override_values: those of the command line, which may set or sweep a length.
     """
     remaining = raw
-    for length, other_length in ((_EPOCHS, _STEPS), (_STEPS, _EPOCHS)):
+    for length, other_length in ((_EPOCHS_FIELD, _STEPS_FIELD), (_STEPS_FIELD, _EPOCHS_FIELD)):
         is_set = length.key in override_values.get(length.section, {})
         is_swept = f"{length.section}.{length.key}" in override_values.get("sweep", {})
         is_other_set = other_length.key in override_values.get(other_length.section, {})
@@ -316,12 +318,17 @@ def _check_by_itself(name: str, section: Mapping[str, Any], source: str) -> None
             problem["loc"] = (name, *problem["loc"])
         if problems:
             location = _ON_COMMAND_LINE if source == _COMMAND_LINE else ""
-            raise RequestError(f"{source}{_messages(problems, location=location)}") from None
+            raise RequestError(f"{source}{_problem_messages(problems, location=location)}") from None
 
 
-def _toml(path: Path, text: str) -> dict[str, Any]:
+def _parsed_toml(path: Path, text: str) -> dict[str, Any]:
+    """Return the values in a study's text. Args: path: names the study in messages.
+
+    Raises:
+        RequestError: the text is not TOML, or is nested too deeply.
+    """
     if has_long_keys(text):
-        raise _nested_too_deeply(path)
+        raise _nesting_error(path)
     try:
         return tomllib.loads(text)
     except ValueError as error:  # tomllib.TOMLDecodeError, or an int of more digits than Python reads
@@ -331,7 +338,8 @@ def _toml(path: Path, text: str) -> dict[str, Any]:
         ) from None
 
 
-def _nested_too_deeply(path: Path) -> RequestError:
+def _nesting_error(path: Path) -> RequestError:
+    """Return the error for a study file with tables in tables beyond what Python can read."""
     return RequestError(
         f"study file {shown(str(path))} is nested too deeply",
         next_step="A study has sections with one key = value per line; see examples/quickstart.toml",
@@ -354,9 +362,9 @@ def _validated(path: Path, raw: Mapping[str, Any], text: str = "", location: str
         # Strict: "64" is no number, and 1 is not true.
         study = Study.model_validate(raw, strict=True)
     except ValidationError as error:
-        messages = _messages(error.errors(include_url=False), text, location=location)
+        messages = _problem_messages(error.errors(include_url=False), text, location=location)
         raise RequestError(f"{shown(str(path))}{messages}") from None
-    if not _NAME.fullmatch(study.name):
+    if not _STUDY_NAME.fullmatch(study.name):
         raise RequestError(
             f"{shown(str(path))}: name is {shown(study.name)}",
             next_step="Use 1 to 100 letters, digits, '.', '_' or '-', starting with a letter or digit",
@@ -364,7 +372,7 @@ def _validated(path: Path, raw: Mapping[str, Any], text: str = "", location: str
     return study
 
 
-def _messages(problems: Sequence[ErrorDetails], text: str = "", *, location: str = "") -> str:
+def _problem_messages(problems: Sequence[ErrorDetails], text: str = "", *, location: str = "") -> str:
     """Return what is wrong with a study, as the continuation of its file's name.
 
     Example: ", line 7: micro_batch is 0. ..." for one mistake; for several ":" and a line for each, at most five.
@@ -377,15 +385,15 @@ def _messages(problems: Sequence[ErrorDetails], text: str = "", *, location: str
     listed_sections: set[str] = set()
     causes = [problem for problem in problems if not _follows_from_wrong_items(problem, problems)]
     messages = []
-    for details in causes[:_MOST_MESSAGES]:
-        message = _message(_Problem(details, location), listed_sections)
+    for details in causes[:_MOST_MESSAGES_LISTED]:
+        message = _problem_message(_Problem(details, location), listed_sections)
         messages.append(_LocatedMessage(_line_of(text, details["loc"]), message))
     if len(messages) == 1:
         only = messages[0]
         return f", {only.line}: {only.message}" if only.line else f": {only.message}"
     listed = [f"{item.line}: {item.message}" if item.line else item.message for item in messages]
-    if len(causes) > _MOST_MESSAGES:
-        listed.append(f"(and {len(causes) - _MOST_MESSAGES} more)")
+    if len(causes) > _MOST_MESSAGES_LISTED:
+        listed.append(f"(and {len(causes) - _MOST_MESSAGES_LISTED} more)")
     return ":" + "".join(f"\n  {item}" for item in listed)
 
 
@@ -479,7 +487,7 @@ class _Problem:
         return f"{self.section}.{self.key}"
 
 
-def _message(problem: _Problem, listed_sections: set[str]) -> str:
+def _problem_message(problem: _Problem, listed_sections: set[str]) -> str:
     """Return what is wrong, and what to write instead.
 
     Args:
@@ -488,7 +496,7 @@ def _message(problem: _Problem, listed_sections: set[str]) -> str:
     """
     if problem.kind == "extra_forbidden":
         return _unknown_key_message(problem, listed_sections)
-    return wrong_value(problem.details, next_step=_next_step(problem))
+    return wrong_value(problem.details, next_step=_advice_on_problem(problem))
 
 
 def _unknown_key_message(problem: _Problem, listed_sections: set[str]) -> str:
@@ -526,15 +534,15 @@ def _other_programs_key_message(problem: _Problem, meaning: KeyMeaning) -> str:
     return f"{unknown_key}. Write {assignment} in [{right_section}]{meaning.remark}."
 
 
-def _next_step(problem: _Problem) -> str:
+def _advice_on_problem(problem: _Problem) -> str:
     """Return what to write in place of a wrong or missing value."""
     if problem.kind == "missing":
-        return _addition(problem)
+        return _missing_key_advice(problem)
     if problem.kind in ("model_type", "dict_type"):
         return f"Write [{'.'.join(problem.path)}] on a line of its own, then one key = value per line"
     if problem.section == "sweep" and problem.kind == "list_type" and isinstance(problem.value, dict):
         return 'Write a field in quotes, as "train.engine" = ["ddp", "fsdp2"]'
-    for next_step in (meant_value(problem.field, problem.value), _list_step(problem), _sweep_step(problem)):
+    for next_step in (meant_value(problem.field, problem.value), _list_advice(problem), _sweep_advice(problem)):
         if next_step:
             return next_step
     if problem.location:
@@ -542,7 +550,7 @@ def _next_step(problem: _Problem) -> str:
     return f"Correct it in [{problem.section}]" if problem.section else "Correct it at the top"
 
 
-def _addition(problem: _Problem) -> str:
+def _missing_key_advice(problem: _Problem) -> str:
     """Return "Add name = "..." in [model]", or the section where that is missing."""
     if problem.key == "name":
         addition = 'Add name = "..."'
@@ -562,12 +570,12 @@ class _ListForm(NamedTuple):
     """Whether a text with commas holds several items; otherwise a comma may belong to the text."""
 
 
-_NUMBER_LIST = _ListForm("[1-9][0-9]*")
-_WORD_LIST = _ListForm(r"[1-9][0-9]*|[A-Za-z][\w./:-]*")
-_TEXT_LIST = _ListForm(r"[^\"'\\]+", has_commas_between=False)
+_NUMBER_LIST_FORM = _ListForm("[1-9][0-9]*")
+_WORD_LIST_FORM = _ListForm(r"[1-9][0-9]*|[A-Za-z][\w./:-]*")
+_TEXT_LIST_FORM = _ListForm(r"[^\"'\\]+", has_commas_between=False)
 
 
-def _list_step(problem: _Problem) -> str:
+def _list_advice(problem: _Problem) -> str:
     """Return how to write a list that was given as a text or a number: "Write gpus = [1, 2]" for gpus = "1, 2".
 
     Return an empty text where no list was expected, where the value cannot be meant as one, and where the list would
@@ -587,25 +595,25 @@ def _list_step(problem: _Problem) -> str:
     is_on_command_line = problem.location == _ON_COMMAND_LINE
     assignment = f"'{problem.field}=[{toml_items}]'" if is_on_command_line else f"{key} = [{toml_items}]"
     step = f"Write {assignment}"
-    return step if len(step) < _LONGEST_STEP else ""
+    return step if len(step) < _LONGEST_ADVICE else ""
 
 
 def _list_form(problem: _Problem) -> _ListForm:
     """Return what the items of the list look like that a field takes."""
-    if problem.field in _NUMBER_FIELDS:
-        return _NUMBER_LIST
+    if problem.field in _NUMBER_LIST_FIELDS:
+        return _NUMBER_LIST_FORM
     if problem.section == "sweep" or problem.field == "measure.meters":
-        return _WORD_LIST
-    return _TEXT_LIST
+        return _WORD_LIST_FORM
+    return _TEXT_LIST_FORM
 
 
 def _toml_item(item: str, form: _ListForm) -> str:
     """Return a number as it is, all else in quotes; in a list of texts a number is a text too."""
-    is_number = form is not _TEXT_LIST and re.fullmatch(_NUMBER_LIST.item, item)
+    is_number = form is not _TEXT_LIST_FORM and re.fullmatch(_NUMBER_LIST_FORM.item, item)
     return item if is_number else f'"{item}"'
 
 
-def _sweep_step(problem: _Problem) -> str:
+def _sweep_advice(problem: _Problem) -> str:
     """Return how to vary a field that was given a list; empty where it was not, or cannot be varied."""
     has_items = isinstance(problem.value, list) and bool(problem.value)
     is_sweepable = problem.field in SWEEPABLE and problem.field != "data.columns"
@@ -618,7 +626,7 @@ def _sweep_step(problem: _Problem) -> str:
     return ""
 
 
-def overridden(words: Sequence[str]) -> dict[str, Any]:
+def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
     """Parse KEY=VALUE words of the command line into values by section and key, and the study's name.
 
     A key is dotted ("train.micro_batch", "sweep.train.engine"); a value is TOML's, and a bare word a string.
@@ -667,7 +675,7 @@ def _parse_override(word: str) -> _Override:
     section, _, key = field.strip().partition(".")
     if not (equals and section):
         raise RequestError(f"{shown(word)} is no KEY=VALUE", next_step="Write train.micro_batch=16")
-    value = _value_of(text, field)
+    value = _override_value(text, field)
     if field == "name":
         return _Override(field, section="", key="name", text=text, value=value)
     if not key or section not in (*SECTIONS, "sweep"):
@@ -708,7 +716,7 @@ _OPENING_CHARACTERS = "\"'[{"
 """Characters with which a TOML value begins that must be closed."""
 
 
-def _value_of(text: str, field: str) -> Any:
+def _override_value(text: str, field: str) -> Any:
     """Return the value of a KEY=VALUE word: a TOML value (8, true, [1, 2], "a"), or a text without quotes.
 
     Args:

@@ -110,14 +110,14 @@ def check_split(
     if parallel.ranks_per_model == 1:
         return
     for axis in parallel.split_axes:
-        _check_engine(parallel, axis, train)
+        _check_engine_splits(parallel, axis, train)
     if train.micro_batches is not None:
         raise RequestError(
             f"train.rank_speeds gives ranks unequal shares, and {parallel.in_words} ranks share one model and its "
             "images",
             next_step="Remove rank_speeds, or the split",
         )
-    _check_options(parallel, train)
+    _check_train_options(parallel, train)
     for refusal in of_engine(train.engine).split_refusals(parallel, model):
         raise RequestError(refusal.what, valid=refusal.valid, next_step=refusal.next_step)
     _check_shape(parallel, model)
@@ -182,7 +182,10 @@ def _check_stage_count(parallel: ParallelSpec, model: ModelSpec) -> None:
 
 
 def _check_1f1b(ranks: int, train: TrainSpec, divided: DividedBatch | None) -> None:
-    """Refuse a 1f1b pipeline of `ranks` ranks that gets fewer micro-batches in a step than it has ranks."""
+    """Refuse a 1f1b pipeline of `ranks` ranks that gets fewer micro-batches in a step than it has ranks.
+
+    1f1b first fills the pipeline with a micro-batch for each rank; only then do forward and backward take turns.
+    """
     if train.grad_accum >= ranks:
         return
     what = f"{_micro_batch_count(train, divided)} are too few for parallel.schedule = '1f1b' on {ranks} stages"
@@ -202,8 +205,9 @@ def _check_1f1b(ranks: int, train: TrainSpec, divided: DividedBatch | None) -> N
 def _check_interleaved(ranks: int, train: TrainSpec, divided: DividedBatch | None) -> None:
     """Refuse an interleaved pipeline of `ranks` ranks whose micro-batches do not divide into equal rounds.
 
-    A round is about as many micro-batches as the pipeline has ranks. Example: 9 micro-batches on 4 ranks would be 2
-    rounds, and are refused.
+    A rank takes as many micro-batches through one of its stages as the pipeline has ranks, then as many through the
+    next stage: that is a round. torch counts the rounds rounded down, and wants them equal. Example: 8 micro-batches on
+    4 ranks are 2 rounds; 9 would be 2 rounds too, and are refused.
     """
     rounds = max(1, train.grad_accum // ranks)
     if train.grad_accum % rounds == 0:
@@ -257,7 +261,7 @@ def _sizes_for_pipeline(divided: DividedBatch, ranks: int, largest_micro_batch: 
     return f"train.micro_batch = {micro_batch} with train.global_batch = {global_batch}"
 
 
-def _check_engine(parallel: ParallelSpec, axis: ParallelAxis, train: TrainSpec) -> None:
+def _check_engine_splits(parallel: ParallelSpec, axis: ParallelAxis, train: TrainSpec) -> None:
     """Refuse a split along an axis that the engine does not take; the error names engines that take it here."""
     if axis in of_engine(train.engine).splits:
         return
@@ -270,7 +274,7 @@ def _check_engine(parallel: ParallelSpec, axis: ParallelAxis, train: TrainSpec) 
     raise RequestError(what, valid=splitting_engines, next_step=f"Use one of these, or set {axis} = 1")
 
 
-def _check_options(parallel: ParallelSpec, train: TrainSpec) -> None:
+def _check_train_options(parallel: ParallelSpec, train: TrainSpec) -> None:
     """Refuse options of training that have not been shown to train the same where ranks share a model."""
     option = _unfit_option(parallel, train)
     if option is not None:
@@ -423,7 +427,7 @@ def check_blocks(trial: Trial) -> None:
             )
 
 
-_POOLING = ("upernet", "beit", "data2vec-vision", "mobilevit", "mobilevitv2", "mobilenet_v2")
+_POOLING_MODEL_TYPES = ("upernet", "beit", "data2vec-vision", "mobilevit", "mobilevitv2", "mobilenet_v2")
 """Types of Hugging Face models whose decoders pool to 1 pixel a side: with DeepLab's head, or with UperNet's pyramid,
 whose scales a configuration may set."""
 
@@ -442,7 +446,7 @@ def check_labels(trial: Trial, summary: Summary) -> None:
             next_step=f"Set model.task = {shown(summary.task)}, or use other data",
         )
     is_evaluated_whole = trial.window.evaluate and trial.data.evaluation == "whole"
-    is_named_vit = model.name is not None and model.depths is None
+    is_named_vit = model.name is not None and model.depths is None  # a Swin has depths, and takes images of any size
     if summary.sizes_vary and is_evaluated_whole and is_named_vit:
         what = f"{model.name} takes images of one size, and whole ones are evaluated in their own proportions"
         raise RequestError(what, next_step='Set data.evaluation = "sliding"')
@@ -456,7 +460,7 @@ def _pools_to_one_pixel(model: ModelSpec) -> bool:
     if config is None:
         return model.name is not None  # named models have UperNet
     scales = config.get("pool_scales", (1,))
-    return config.get("model_type") in _POOLING and isinstance(scales, (list, tuple)) and 1 in scales
+    return config.get("model_type") in _POOLING_MODEL_TYPES and isinstance(scales, (list, tuple)) and 1 in scales
 
 
 def _check_batch_norm(trial: Trial, samples: int) -> None:
@@ -466,7 +470,7 @@ def _check_batch_norm(trial: Trial, samples: int) -> None:
     is_local = train.batch_norm == "local"
     if fewest_normalised(sizes, train.grad_accum, samples, local=is_local, drop_last=train.drop_last) > 1:
         return
-    normalised_in_whole_step = _fewest_together(sizes, local=is_local)
+    normalised_in_whole_step = _fewest_in_one_norm(sizes, local=is_local)
     if normalised_in_whole_step > 1:
         cause = f"the last step of an epoch, {samples % trial.global_batch} images,"
         remedy = "Set train.drop_last = true, or another micro_batch"
@@ -496,46 +500,56 @@ def fewest_normalised(sizes: Sequence[int], grad_accum: int, samples: int, *, lo
     """
     global_batch = sum(sizes) * grad_accum
     last_step_images = samples % global_batch
-    in_whole_step = _fewest_together(sizes, local=local)
+    in_whole_step = _fewest_in_one_norm(sizes, local=local)
     if not last_step_images or drop_last:
         return in_whole_step
     micro_steps = _micro_steps_of_last_step(sizes, global_batch, last_step_images)
-    in_last_step = min(_fewest_together(images_by_rank, local=local) for images_by_rank in micro_steps)
+    in_last_step = min(_fewest_in_one_norm(images_by_rank, local=local) for images_by_rank in micro_steps)
     has_whole_step = samples >= global_batch
     return min(in_whole_step, in_last_step) if has_whole_step else in_last_step
 
 
-def _fewest_together(images_by_rank: Sequence[int], *, local: bool) -> int:
+def _fewest_in_one_norm(images_by_rank: Sequence[int], *, local: bool) -> int:
     """Return the images that a norm of one micro-step is over: those of the rank with the fewest, or of all ranks."""
     return min(images_by_rank) if local else sum(images_by_rank)
 
 
-def _micro_steps_of_last_step(sizes: Sequence[int], global_batch: int, last_step_images: int) -> list[list[int]]:
-    """Return the images of each rank in the different micro-steps of a short last step, without empty ranks.
+def _micro_steps_of_last_step(
+    images_by_rank: Sequence[int], global_batch: int, last_step_images: int
+) -> list[list[int]]:
+    """Return the different micro-steps of a short last step, as the images of each rank that has any in it.
 
-    `datasets.batches` gives each rank a slot, its share of the micro-step in proportion to the step's images, and fills
-    the slots one after the other. So there are full micro-steps, at most one that is filled in part, and empty ones;
-    one of each of the first two kinds is returned.
+    All micro-steps that are filled wholly are alike, and appear once; one that is filled in part comes after them.
 
-    Example: 7 images of a whole step of 16, on 2 ranks with 4 images per micro-step, have slots of 2 images:
-    [[2, 2], [2, 1]].
+    Example: whole steps of 16 images are 2 micro-steps of 4 images on each of 2 ranks. A last step of 7 images has
+    micro-steps of up to 2 images a rank: [[2, 2], [2, 1]].
 
     Args:
-        sizes: images per micro-step of each rank in a whole step.
+        images_by_rank: images of each rank in a micro-step of a whole step.
         global_batch: images of a whole step.
         last_step_images: images of the last one, above 0.
     """
-    slots = [-(-size * last_step_images // global_batch) for size in sizes]  # rounded up
-    full_micro_steps, images_after_full = divmod(last_step_images, sum(slots))
-    partly_filled = []
-    images = images_after_full
-    for slot in slots:
-        if images > 0:
-            partly_filled.append(min(slot, images))
-            images -= slot
+    # As `datasets.batches` lays the images out: each rank takes up to a share of its usual images, rounded up, and
+    # the images fill the ranks of a micro-step one after the other, and the micro-steps one after the other.
+    most_by_rank = [-(-images * last_step_images // global_batch) for images in images_by_rank]
+    filled_micro_steps, remaining_images = divmod(last_step_images, sum(most_by_rank))
     micro_steps = []
-    if full_micro_steps:
-        micro_steps.append(slots)
-    if partly_filled:
-        micro_steps.append(partly_filled)
+    if filled_micro_steps > 0:
+        micro_steps.append(most_by_rank)
+    if remaining_images > 0:
+        micro_steps.append(_filled_in_order(most_by_rank, remaining_images))
     return micro_steps
+
+
+def _filled_in_order(most_by_rank: Sequence[int], images: int) -> list[int]:
+    """Return the images of each rank that gets any, where they fill one rank after the other.
+
+    Example: 3 images on ranks that take up to 2, 2 and 2 are [2, 1].
+    """
+    filled = []
+    for most in most_by_rank:
+        if images <= 0:
+            break
+        filled.append(min(most, images))
+        images -= most
+    return filled

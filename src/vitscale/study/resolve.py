@@ -100,7 +100,7 @@ def device_of(study: Study, machine: Machine) -> DeviceName:
         raise RequestError(
             "train.device is 'cuda', but this machine offers no GPU",
             valid=["cpu", "auto"],
-            next_step=f"Check nvidia-smi and CUDA_VISIBLE_DEVICES if it should have one. {_ANOTHER}",
+            next_step=f"Check nvidia-smi and CUDA_VISIBLE_DEVICES if it should have one. {_ANOTHER_MACHINE_ADVICE}",
         )
     return device
 
@@ -157,11 +157,11 @@ def threads_of(
     launch = study.launch
     largest_world = max(study.scaling.gpus)
     ranks_on_host = min(largest_world, most_per_node or largest_world)
-    share = machine.threads_for(ranks_on_host, device)
-    threads = share
+    share_of_cores = machine.threads_for(ranks_on_host, device)
+    threads = share_of_cores
     if launch.threads_per_rank is not None:
         threads = launch.threads_per_rank
-    elif begun_with is not None and (begun_with <= share or launch.oversubscribe):
+    elif begun_with is not None and (begun_with <= share_of_cores or launch.oversubscribe):
         threads = begun_with
     if not launch.oversubscribe:
         ranks = 1 if of_engine(study.train.engine).alone else ranks_on_host
@@ -186,12 +186,12 @@ def _check_host_has_room(
         subject += " on one host"
     if device == "cuda" and ranks > len(machine.gpus):
         what = f"{subject} need {ranks} GPUs, and this machine offers {len(machine.gpus)}"
-        raise _too_small(what, fitting_ranks=len(machine.gpus))
+        raise _too_small_error(what, fitting_ranks=len(machine.gpus))
     needed_cores = ranks * threads
     if needed_cores > machine.cores:
         with_threads = f" of {threads} threads" if threads > 1 else ""
         what = f"{subject}{with_threads} need {needed_cores} cores, and this machine offers {_cores_offered(machine)}"
-        raise _too_small(what, fitting_ranks=machine.cores // threads)
+        raise _too_small_error(what, fitting_ranks=machine.cores // threads)
 
 
 def _cores_offered(machine: Machine) -> str:
@@ -201,20 +201,21 @@ def _cores_offered(machine: Machine) -> str:
     return f"{machine.cores} (a cgroup quota of {machine.cpu_quota_cores:g} cores counts)"
 
 
-def _too_small(what: str, *, fitting_ranks: int) -> RequestError:
+def _too_small_error(what: str, *, fitting_ranks: int) -> RequestError:
     """Return the error for a machine that is too small, with the number of ranks that fit on it; 0: not even one."""
     valid = f"scaling.gpus up to {fitting_ranks}" if fitting_ranks else "fewer launch.threads_per_rank"
     return RequestError(
         what,
         valid=[valid],
-        next_step=f"Or set launch.oversubscribe = true to share them, which says nothing about scaling. {_ANOTHER}",
+        next_step="Or set launch.oversubscribe = true to share them, which says nothing about scaling. "
+        f"{_ANOTHER_MACHINE_ADVICE}",
     )
 
 
-_ANOTHER = "To plan for another machine describe it: node.cores=64 node.gpus=8"
+_ANOTHER_MACHINE_ADVICE = "To plan for another machine describe it: node.cores=64 node.gpus=8"
 
 
-_MOST_IMAGES = 1_000_000
+_LARGEST_MICRO_BATCH = 1_000_000
 """Largest `trial.BatchCount`."""
 
 
@@ -282,15 +283,15 @@ def micro_batches_of(train: TrainSection, world_size: int, micro_batch: int) -> 
             f"leave {world_size} out of scaling.gpus",
         )
     images_of_all = world_size * micro_batch
-    images = shares(images_of_all, train.rank_speeds[:world_size])
-    if max(images) > _MOST_IMAGES:
+    images_by_rank = shares(images_of_all, train.rank_speeds[:world_size])
+    if max(images_by_rank) > _LARGEST_MICRO_BATCH:
         raise RequestError(
-            f"train.rank_speeds gives one rank {max(images):,} of {images_of_all:,} images",
-            valid=[f"at most {_MOST_IMAGES:,} images on a rank"],
+            f"train.rank_speeds gives one rank {max(images_by_rank):,} of {images_of_all:,} images",
+            valid=[f"at most {_LARGEST_MICRO_BATCH:,} images on a rank"],
             next_step="Use a smaller train.micro_batch",
         )
-    are_equal = len(set(images)) == 1
-    return None if are_equal else images
+    are_equal = len(set(images_by_rank)) == 1
+    return None if are_equal else images_by_rank
 
 
 def fraction_of(study: Study, world_size: int) -> float:

@@ -18,7 +18,7 @@ from vitscale.study.sections import SECTIONS, SWEEPABLE, Study
 from vitscale.trial.fields import Spec
 from vitscale.trial.model_spec import NAMED_MODELS
 
-_OFFERED: dict[str, Collection[str]] = {"model.name": NAMED_MODELS, "data.name": SOURCES, "train.engine": ENGINES}
+_OFFERED_NAMES: dict[str, Collection[str]] = {"model.name": NAMED_MODELS, "data.name": SOURCES, "train.engine": ENGINES}
 """Names that an editor offers; other packages may add more."""
 
 
@@ -29,7 +29,7 @@ def study_schema() -> dict[str, Any]:
     _describe(schema, Study)
     for section_type in SECTIONS.values():
         _describe(definitions[section_type.__name__], section_type)
-    for field, names in _OFFERED.items():
+    for field, names in _OFFERED_NAMES.items():
         section, _, key = field.partition(".")
         properties = definitions[SECTIONS[section].__name__]["properties"]
         properties[key] = _with_offered_names(properties[key], names)
@@ -59,7 +59,7 @@ def _describe(schema: dict[str, Any], section_type: type[Spec]) -> None:
     descriptions = _docstrings(section_type)
     schema["description"] = inspect.cleandoc(section_type.__doc__ or "").partition("\n\n")[0]
     for key, value in schema["properties"].items():
-        schema["properties"][key] = _as_toml(value)
+        schema["properties"][key] = _without_null(value)
         if key in descriptions:
             schema["properties"][key]["description"] = descriptions[key]
 
@@ -103,7 +103,7 @@ def _list_schema(item_schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "array", "minItems": 1, "items": item_schema}
 
 
-def _as_toml(schema: dict[str, Any]) -> dict[str, Any]:
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a field's schema without null, which TOML does not have, and without its title, which repeats the key.
 
     Example: {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None} becomes {"type": "integer"}.

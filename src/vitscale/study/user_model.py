@@ -17,11 +17,11 @@ from vitscale.base.plugins import target
 from vitscale.errors import RequestError, nearest, shown
 from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec
 
-_WEIGHTS = "model.safetensors"
+_WEIGHTS_FILE = "model.safetensors"
 """File name of weights on the hub; several files are used only above 5 GB, which no named model reaches."""
 
 
-def located(study_path: Path, model: ModelSpec) -> ModelSpec:
+def with_located_files(study_path: Path, model: ModelSpec) -> ModelSpec:
     """Return the model with its name resolved to a factory, and its folders to absolute paths.
 
     A name that an installed package offers is replaced by the factory that it stands for. `hf` and `weights` become
@@ -51,11 +51,12 @@ def _folder_or_hub_name(study_path: Path, name: str) -> str:
 def weights_digest(model: ModelSpec) -> str | None:
     """Return a digest of a located model's pretrained weights; None where it begins with random ones.
 
-    Weights of the hub are one file: the digest is its SHA-256. Those in a folder are config.json and all safetensors
-    files, in the order of their names: the digest is the SHA-256 over the SHA-256 of each.
+    Weights of the hub are one file, and the digest is the SHA-256 of its content. Those in a folder are several files:
+    first config.json, then all safetensors files in the order of their names. Their digest is the SHA-256 of the
+    SHA-256 digests of these files, one behind the other.
 
     Args:
-        model: the model as `located` returns it: the path of a folder is absolute, a name of the hub is not.
+        model: the model as `with_located_files` returns it: the path of a folder is absolute, a name of the hub is not.
 
     Raises:
         RequestError: the weights are not there, not whole, or not in safetensors. Other formats are refused because
@@ -64,14 +65,15 @@ def weights_digest(model: ModelSpec) -> str | None:
     if model.weights is None:
         return None
     folder = Path(model.weights)
-    if not folder.is_absolute():
-        downloaded = _from_hub(model.weights, _WEIGHTS, "weights")
+    is_on_hub = not folder.is_absolute()
+    if is_on_hub:
+        downloaded = _hub_file(model.weights, _WEIGHTS_FILE, "weights")
         return hashlib.sha256(downloaded.read_bytes()).hexdigest()
-    digest = hashlib.sha256()
+    digest_of_all = hashlib.sha256()
     for path in _checked_weights_files(model.weights, folder):
         with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
+            digest_of_all.update(hashlib.file_digest(file, "sha256").digest())
+    return digest_of_all.hexdigest()
 
 
 def _checked_weights_files(weights: str, folder: Path) -> list[Path]:
@@ -104,9 +106,9 @@ def _needed_tensor_files(folder: Path) -> list[str]:
 
     They are the files that the folder's index lists, or model.safetensors where that is there or there is no index.
     """
-    index = folder / f"{_WEIGHTS}.index.json"
-    if (folder / _WEIGHTS).is_file() or not index.is_file():
-        return [_WEIGHTS]
+    index = folder / f"{_WEIGHTS_FILE}.index.json"
+    if (folder / _WEIGHTS_FILE).is_file() or not index.is_file():
+        return [_WEIGHTS_FILE]
     text = read_text(index, "the index of model.weights", next_step="Get it again")
     # Lines such as "encoder.weight": "model-00001-of-00002.safetensors".
     return sorted(set(re.findall(r':\s*"([^"/]+\.safetensors)"', text)))
@@ -156,7 +158,7 @@ def check(study_path: Path, model: ModelSpec) -> str | None:
     if model.hf is None:
         return None
     folder = Path(model.hf)
-    config = folder / "config.json" if folder.is_absolute() else _from_hub(model.hf, "config.json", "hf")
+    config = folder / "config.json" if folder.is_absolute() else _hub_file(model.hf, "config.json", "hf")
     text = read_text(config, "the configuration of model.hf,", next_step="Give a folder with a config.json")
     _check_type(model, text)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -202,7 +204,7 @@ def _user_folders(study_path: Path) -> list[str]:
     return [str(Path.cwd()), str(study_path.parent.absolute())]
 
 
-_HEADS = {"classification": "IMAGE_CLASSIFICATION", "segmentation": "SEMANTIC_SEGMENTATION"}
+_HEAD_BY_TASK = {"classification": "IMAGE_CLASSIFICATION", "segmentation": "SEMANTIC_SEGMENTATION"}
 
 
 def _check_type(model: ModelSpec, config: str) -> None:
@@ -215,7 +217,7 @@ def _check_type(model: ModelSpec, config: str) -> None:
         config: text of its config.json.
     """
     match = re.search(r'"model_type"\s*:\s*"([\w.-]+)"', config)
-    types_with_head = _types_with_head(_HEADS[model.task])
+    types_with_head = _types_with_head(_HEAD_BY_TASK[model.task])
     if match is None or not types_with_head or match[1] in types_with_head:
         return
     model_type = match[1]
@@ -246,7 +248,7 @@ def _types_with_head(head: str) -> list[str]:
     return re.findall(r'\(\s*"([\w.-]+)",\s*(?:"[A-Z]|\()', table)
 
 
-def _from_hub(name: str, file: str, key: str) -> Path:
+def _hub_file(name: str, file: str, key: str) -> Path:
     """Return a file from the hub, or from huggingface_hub's cache; `key` of [model] names it in messages.
 
     Raises:
@@ -277,7 +279,7 @@ def script_digest(script: Path) -> str:
         RequestError: it cannot be read, or is no Python.
     """
     text = read_text(script, "train.script", next_step="Give a path from the study file's folder")
-    _parsed(text, f"train.script {shown(str(script))}")
+    _parsed_python(text, f"train.script {shown(str(script))}")
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -310,19 +312,17 @@ def check_reference(
         return  # compiled: only the rank can look inside
     source = Path(spec.origin)
     text = read_text(source, f"the module of {what},", next_step="Mend or remove it")
-    tree = _parsed(text, f"{what}: {source}")
-    names_in_module = _names_in(tree)
+    tree = _parsed_python(text, f"{what}: {source}")
+    names_in_module = _all_names_in(tree)
     may_have_other_names = "*" in names_in_module or "__getattr__" in names_in_module
     if may_have_other_names:
         return
     first_name = name.partition(".")[0]  # "Classes" of "Classes.build"
     if first_name not in names_in_module:
-        user_module = _module_spec_in(module.split("."), _user_folders(study_path))
-        is_user_module_hidden = user_module is not None and user_module.origin != spec.origin
         raise RequestError(
             f"{what}: {spec.origin} has no {shown(first_name)}",
-            valid=_public_names(names_in_module)[:_MOST_NAMES],
-            next_step=_RENAME if is_user_module_hidden else "",
+            valid=_public_names(names_in_module)[:_MOST_NAMES_LISTED],
+            next_step=_RENAME_ADVICE if _is_user_module_hidden(study_path, module, by=spec) else "",
         )
     is_defined_once = name == first_name and names_in_module.count(name) == 1
     fault = _fault_of_definition(tree, name, methods, arguments) if is_defined_once else ""
@@ -330,12 +330,18 @@ def check_reference(
         raise RequestError(f"{what}: {shown(name)} in {spec.origin} {fault}")
 
 
+def _is_user_module_hidden(study_path: Path, module: str, *, by: ModuleSpec) -> bool:
+    """Whether a user's folder has a module of this name too, which ranks will not import because `by` comes first."""
+    user_module = _module_spec_in(module.split("."), _user_folders(study_path))
+    return user_module is not None and user_module.origin != by.origin
+
+
 def _public_names(names: list[str]) -> list[str]:
     """Return the names that do not begin with an underscore, each once, in alphabetical order."""
     return sorted(name for name in set(names) if not name.startswith("_"))
 
 
-_MOST_NAMES = 20
+_MOST_NAMES_LISTED = 20
 """Names of a module that a message lists at most."""
 
 
@@ -370,12 +376,13 @@ def _fault_of_definition(tree: ast.Module, name: str, methods: tuple[str, ...], 
 
 
 def _assigns(node: ast.Assign, name: str) -> bool:
+    """Whether an assignment gives a value to a variable of this name."""
     return any(isinstance(assigned, ast.Name) and assigned.id == name for assigned in node.targets)
 
 
 def _lacking_methods(node: ast.ClassDef, methods: tuple[str, ...]) -> list[str]:
     """Return the methods that a class does not have; none where it may inherit or make them."""
-    names = _names_in(node)
+    names = _all_names_in(node)
     if node.bases or node.keywords or "__getattr__" in names:
         return []
     return [method for method in methods if method not in names]
@@ -389,7 +396,7 @@ def _lacking_arguments(node: ast.FunctionDef, arguments: tuple[str, ...]) -> lis
     return [argument for argument in arguments if argument not in parameters]
 
 
-_RENAME = "A module of this name is installed, and comes before the study's own: give yours another name"
+_RENAME_ADVICE = "A module of this name is installed, and comes before the study's own: give yours another name"
 
 
 def _module_spec(parts: list[str], folders: list[str]) -> ModuleSpec | None:
@@ -433,7 +440,7 @@ def _submodule_spec(spec: ModuleSpec | None, parts: list[str]) -> ModuleSpec | N
     return spec
 
 
-def _names_in(tree: ast.AST) -> list[str]:
+def _all_names_in(tree: ast.AST) -> list[str]:
     """Return the names of all functions, classes, variables and imports in a tree, at any depth; "*" for a star import.
 
     A name that is defined twice stands in the list twice.
@@ -451,7 +458,7 @@ def _names_in(tree: ast.AST) -> list[str]:
     return names
 
 
-def _parsed(text: str, what: str) -> ast.Module:
+def _parsed_python(text: str, what: str) -> ast.Module:
     """Parse Python, called `what` in messages.
 
     Raises:

@@ -52,7 +52,7 @@ def wrapper_option(curve_words: str | tuple[str, str] | Mapping[str, str] = "") 
     return FieldTraits(role="wrapper", curve_words=curve_words)
 
 
-def switch(name: str) -> tuple[str, str]:
+def switch_words(name: str) -> tuple[str, str]:
     """Words for a switch in a curve's name, on and off: ("overlap", "no overlap"). See `FieldTraits.curve_words`."""
     return name, f"no {name}"
 

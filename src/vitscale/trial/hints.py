@@ -54,9 +54,9 @@ _MEANINGS_BY_WORDS: tuple[tuple[str, KeyMeaning], ...] = (
         KeyMeaning("measure.warmup_steps", remark="; of the learning rate, learning_rate_warmup_steps in [train]"),
     ),
 )
-_MEANINGS = {word: meaning for words, meaning in _MEANINGS_BY_WORDS for word in words.split()}
+_MEANING_BY_WORD = {word: meaning for words, meaning in _MEANINGS_BY_WORDS for word in words.split()}
 
-_ADVICE: dict[str, tuple[tuple[str, str], ...]] = {
+_ADVICE_BY_FIELD: dict[str, tuple[tuple[str, str], ...]] = {
     "model.name": (
         (
             r"(resnet|convnext|efficientnet|mobilenet|densenet|vgg|regnet).*",
@@ -116,10 +116,10 @@ def meant_key(word: str) -> KeyMeaning | None:
 
     Capitals and hyphens do not matter: "Batch-Size" is train.micro_batch.
     """
-    return _MEANINGS.get(word.lower().replace("-", "_"))
+    return _MEANING_BY_WORD.get(word.lower().replace("-", "_"))
 
 
-_LONGEST_VALUE = 100
+_LONGEST_WORD = 100
 """Characters of a value beyond which it is nobody's word."""
 
 
@@ -129,9 +129,9 @@ def meant_value(field: str, value: object) -> str:
     Example: "cuda:0" for "train.device" gives 'Write device = "cuda"'.
     """
     word = "true" if value is True else value
-    if not isinstance(word, str) or len(word) > _LONGEST_VALUE:
+    if not isinstance(word, str) or len(word) > _LONGEST_WORD:
         return ""
-    for pattern, advice in _ADVICE.get(field, ()):
+    for pattern, advice in _ADVICE_BY_FIELD.get(field, ()):
         if re.fullmatch(pattern, word, re.IGNORECASE):
             return advice.format(word)
     return ""

@@ -96,7 +96,7 @@ def even_parts(count: int, ranks: int) -> list[slice]:
 
 
 class Coordinates(NamedTuple):
-    """A rank's place along each axis, counted from 0."""
+    """A rank's position along each axis, counted from 0."""
 
     pipeline: int
     data: int
@@ -156,10 +156,14 @@ class RankLayout:
         return self.pipeline > 1 or not is_along_one_axis
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Return the place of a rank along each axis."""
+        """Return the position of a rank along each axis.
+
+        It is rank = ((pipeline x D + data) x S + sequence) x T + tensor, for axes of D, S and T ranks. Example: of 2
+        data x 2 tensor ranks, rank 3 has data 1 and tensor 1.
+        """
         tensor_group, tensor = divmod(rank, self.tensor)
-        model_part, sequence = divmod(tensor_group, self.sequence)
-        pipeline, data = divmod(model_part, self.data)
+        stage_of_copy, sequence = divmod(tensor_group, self.sequence)
+        pipeline, data = divmod(stage_of_copy, self.data)
         return Coordinates(pipeline=pipeline, data=data, sequence=sequence, tensor=tensor)
 
     def groups_in_words(self, rank: int) -> str:

@@ -53,21 +53,32 @@ def shares(images: int, speeds: Sequence[float]) -> tuple[int, ...]:
     if images < len(speeds):
         raise ValueError(f"{images} images do not go round {len(speeds)} ranks")
     exact_speeds = [exact(speed) for speed in speeds]
-    # Begin with what the ranks have done when all images but one per rank are done: with at least one image for each
-    # that is not too many, and few remain to be given one by one.
-    seconds = (images - len(speeds)) / sum(exact_speeds)
-    shares = [max(1, math.floor(seconds * speed)) for speed in exact_speeds]
+    images_by_rank = _sure_images(images, exact_speeds)
 
     def end_of_next_image(rank: int) -> _ImageEnd:
-        return _ImageEnd((shares[rank] + 1) / exact_speeds[rank], rank)
+        return _ImageEnd((images_by_rank[rank] + 1) / exact_speeds[rank], rank)
 
     next_ends = [end_of_next_image(rank) for rank in range(len(speeds))]
     heapq.heapify(next_ends)
-    for _ in range(images - sum(shares)):
-        soonest = next_ends[0].rank
-        shares[soonest] += 1
-        heapq.heapreplace(next_ends, end_of_next_image(soonest))
-    return tuple(shares)
+    remaining_images = images - sum(images_by_rank)
+    for _ in range(remaining_images):
+        soonest_rank = next_ends[0].rank
+        images_by_rank[soonest_rank] += 1
+        heapq.heapreplace(next_ends, end_of_next_image(soonest_rank))
+    return tuple(images_by_rank)
+
+
+def _sure_images(images: int, exact_speeds: Sequence[Fraction]) -> list[int]:
+    """Return images that each rank gets for sure, so that few remain to be given one by one.
+
+    In T = (images - ranks) / (sum of the speeds) seconds rank r is done with floor(T v_r) images. These are at most
+    images - ranks in all, and end before all others, so that one by one they would be given first. A rank that is done
+    with none gets its one image. With that, each rank has at most T v_r + 1 images, and all have at most `images`.
+
+    Example: 7 images and speeds 1 and 1/4: T is 4 seconds, and the ranks get 4 and 1.
+    """
+    seconds = (images - len(exact_speeds)) / sum(exact_speeds)
+    return [max(1, math.floor(seconds * speed)) for speed in exact_speeds]
 
 
 class _ImageEnd(NamedTuple):
@@ -86,7 +97,7 @@ def largest_divisor(number: int, *, at_most: int) -> int:
 
 
 def longest(sizes: Sequence[int], speeds: Sequence[float]) -> float:
-    """Return the seconds that a micro-step takes: those of the rank that is done last.
+    """Return the seconds that the longest of the ranks takes for a micro-step, and so the micro-step.
 
     Args:
         sizes: images of each rank.

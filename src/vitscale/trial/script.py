@@ -18,9 +18,9 @@ NAME = "script"
 """Name of a script's engine, as it distributes training itself, and of its data where the study names none."""
 OUTPUT = "output"
 """Placeholder of the run's own folder, and the name of that folder."""
-_BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+_BRACE_OR_PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 """A doubled brace, a placeholder, or a brace that stands alone."""
-_WITHOUT_PLACEHOLDER = ("script", "arguments", "engine", "micro_batches", "deepspeed_config")
+_FIELDS_WITHOUT_PLACEHOLDER = ("script", "arguments", "engine", "micro_batches", "deepspeed_config")
 """Fields of [train] that cannot be handed on."""
 VITSCALE_LOOP_FIELDS = ("rank_speeds", "target_accuracy", "deepspeed_config", "accelerate_backend")
 """Fields of [train] that mean nothing to a script."""
@@ -33,7 +33,7 @@ def placeholders(arguments: Iterable[str]) -> set[str]:
     """Return the names in single braces: {"micro_batch"} for "--batch={micro_batch}"."""
     names = set()
     for word in arguments:
-        for match in _BRACES.finditer(word):
+        for match in _BRACE_OR_PLACEHOLDER.finditer(word):
             if match[1] is not None:
                 names.add(match[1])
     return names
@@ -52,7 +52,7 @@ def filled(arguments: Sequence[str], trial: Trial, *, seed: int, repeat: int, ou
     Raises:
         RequestError: a placeholder is unknown or has no value in this trial, or a brace stands alone.
     """
-    values = _values(trial) | {"seed": seed, "repeat": repeat, OUTPUT: str(output)}
+    values = _value_by_placeholder(trial) | {"seed": seed, "repeat": repeat, OUTPUT: str(output)}
 
     def replacement(match: re.Match[str]) -> str:
         if match[0] in ("{{", "}}"):
@@ -70,20 +70,21 @@ def filled(arguments: Sequence[str], trial: Trial, *, seed: int, repeat: int, ou
             raise _wrong_argument(what, next_step=f"Set {name}, or remove the argument")
         return _argument_text(values[name])
 
-    return [_BRACES.sub(replacement, word) for word in arguments]
+    return [_BRACE_OR_PLACEHOLDER.sub(replacement, word) for word in arguments]
 
 
 def _wrong_argument(what: str, *, next_step: str) -> RequestError:
+    """Return the error for an argument of the script that cannot be filled."""
     return RequestError(f"train.arguments: {what}", next_step=next_step)
 
 
-def _values(trial: Trial) -> dict[str, object]:
+def _value_by_placeholder(trial: Trial) -> dict[str, object]:
     """Return placeholder -> its value in a trial, all but those of a single run; None where a field is not set."""
     train = trial.train
     world = trial.world
     window = trial.window
     return {
-        **{name: value for name, value in train if name not in _WITHOUT_PLACEHOLDER},
+        **{name: value for name, value in train if name not in _FIELDS_WITHOUT_PLACEHOLDER},
         **{f"model.{name}": value for name, value in trial.model},
         **{f"data.{name}": value for name, value in trial.data},
         "nodes": world.nodes,
@@ -109,6 +110,7 @@ class Obstacle(NamedTuple):
     """A field of [train] that does not go with the script."""
 
     what: str
+    """What is wrong, for a message."""
     next_step: str
 
 
@@ -125,7 +127,7 @@ def unfit(train: TrainSpec) -> Iterator[Obstacle]:
         )
 
 
-def not_handed_on(train: TrainFields, set_fields: Iterable[str]) -> Iterator[Obstacle]:
+def fields_not_handed_on(train: TrainFields, set_fields: Iterable[str]) -> Iterator[Obstacle]:
     """Yield the fields of [train] that the study sets and no argument of the script hands on.
 
     Args:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationError, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from vitscale.trial.fields import FieldTraits, Spec, fields_where, sections_of, switch, traits_of, wrapper_option
+from vitscale.trial.fields import FieldTraits, Spec, fields_where, sections_of, switch_words, traits_of, wrapper_option
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import ParallelSpec, RankLayout
 
@@ -134,7 +134,7 @@ class DataSpec(Spec):
     memory. Null: the cache where it fits, else memory, else files."""
     skip_broken: Annotated[int, FieldTraits(role="location")] = Field(default=0, ge=0, le=10_000_000)
     """Most broken files that may be left out; with more, and always at 0, they are named and nothing starts."""
-    augment: Annotated[bool, FieldTraits(curve_words=switch("augment"))] = True
+    augment: Annotated[bool, FieldTraits(curve_words=switch_words("augment"))] = True
     """Random shift and horizontal flip of training images, on the device."""
     evaluation: SceneEvaluation = "whole"
     """How scenes are evaluated: each whole in one forward, or windows of `model.image_size` that move by two thirds."""
@@ -143,7 +143,7 @@ class DataSpec(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _implied(cls, values: Any) -> Any:
+    def _with_implied_fields(cls, values: Any) -> Any:
         """Fill in what other fields imply: `hf` the dataset's name, and ADE20K's name the number of classes."""
         if not isinstance(values, dict):
             return values
@@ -152,7 +152,7 @@ class DataSpec(Spec):
             implied["name"] = "hf"
         if values.get("name") == "ade20k":
             implied["classes"] = ADE20K_CLASSES
-        return implied | values
+        return implied | values  # a value that is given counts
 
 
 LOCATION_FIELDS = fields_where(DataSpec, lambda traits: traits.role == "location")
@@ -196,7 +196,7 @@ class TrainFields(Spec):
     """What DeepSpeed shards: 0 nothing, 1 the optimizer's states, 2 the gradients too, 3 the weights too."""
     offload: Annotated[Offload, wrapper_option(curve_words=OFFLOADED)] = "none"
     """What lies in the host's memory instead of the device's: nothing, the optimizer's states, or the weights too."""
-    overlap_comm: Annotated[bool | None, wrapper_option(curve_words=switch("overlap"))] = None
+    overlap_comm: Annotated[bool | None, wrapper_option(curve_words=switch_words("overlap"))] = None
     """Exchange gradients while backward runs. Null: the engine's own default."""
     bucket_mib: Annotated[BucketMib | None, wrapper_option(curve_words="{} MiB buckets")] = None
     """Size of the buckets in which gradients travel, in the dtype in which they travel. Null: the engine's own; for DDP
@@ -207,19 +207,20 @@ class TrainFields(Spec):
     """The dtype in which gradients travel. Null: the engine's own."""
     master_weights: Annotated[bool, wrapper_option(curve_words=("fp32 master weights", "no master weights"))] = False
     """Whether under `bf16-params` shards and optimizer states are fp32, and weights are cast to bf16 to be gathered."""
-    reshard_after_forward: Annotated[bool | None, wrapper_option(curve_words=switch("reshard"))] = None
+    reshard_after_forward: Annotated[bool | None, wrapper_option(curve_words=switch_words("reshard"))] = None
     """Free the gathered weights of a block after forward, and gather them again in backward. Null: true."""
-    gradient_as_bucket_view: Annotated[bool, wrapper_option(curve_words=switch("bucket view"))] = False
+    gradient_as_bucket_view: Annotated[bool, wrapper_option(curve_words=switch_words("bucket view"))] = False
     """Gradients are views into the buckets instead of copies."""
-    static_graph: Annotated[bool, wrapper_option(curve_words=switch("static graph"))] = False
+    static_graph: Annotated[bool, wrapper_option(curve_words=switch_words("static graph"))] = False
     """Take the graph of the first step as that of every step."""
     activation_checkpointing: Annotated[
-        bool, FieldTraits(role="execution", affects_step_time=True, curve_words=switch("activation checkpointing"))
+        bool,
+        FieldTraits(role="execution", affects_step_time=True, curve_words=switch_words("activation checkpointing")),
     ] = False
     """Keep only each block's input for backward and compute the rest of the block again."""
     compile: Annotated[
         bool,
-        FieldTraits(role="execution", affects_step_time=True, curve_words=switch("compile")),
+        FieldTraits(role="execution", affects_step_time=True, curve_words=switch_words("compile")),
     ] = False
     """Compile each block by torch.compile."""
     compile_mode: Annotated[
@@ -317,10 +318,11 @@ class World(Spec):
     """Ranks in all, where the last node has fewer than the others. Null: every node is full."""
 
     @model_validator(mode="after")
-    def _last_node_has_some(self) -> Self:
-        full_nodes = self.nodes * self.ranks_per_node
-        without_last_node = full_nodes - self.ranks_per_node
-        if self.ranks is not None and not without_last_node < self.ranks < full_nodes:
+    def _ranks_fill_nodes(self) -> Self:
+        """Refuse a number of ranks that leaves the last node empty, or fills it, and too large a world."""
+        ranks_of_full_nodes = self.nodes * self.ranks_per_node
+        ranks_before_last_node = ranks_of_full_nodes - self.ranks_per_node
+        if self.ranks is not None and not ranks_before_last_node < self.ranks < ranks_of_full_nodes:
             raise ValueError(f"{self.ranks} ranks are not on {self.nodes} nodes of {self.ranks_per_node}")
         if self.size > MOST_RANKS:
             raise ValueError(f"a world of {self.size} ranks is more than {MOST_RANKS:,}")
@@ -368,22 +370,23 @@ class Trial(Spec):
     result. Null for trials of vitscale's own."""
 
     @model_validator(mode="after")
-    def _shares_fit(self) -> Self:
+    def _micro_batches_add_up(self) -> Self:
+        """Refuse unequal micro-batches that are not one for each data-parallel rank, or have another sum."""
         ranks = self.layout.data
         mean = self.train.micro_batch
-        shares = self.train.micro_batches
-        if shares is None:
+        images_by_rank = self.train.micro_batches
+        if images_by_rank is None:
             return self
-        if len(shares) != ranks or sum(shares) != ranks * mean:
+        if len(images_by_rank) != ranks or sum(images_by_rank) != ranks * mean:
             raise ValueError(f"micro_batches are not the shares of {ranks} ranks with {mean} images in the mean")
         return self
 
     @property
     def model_name(self) -> str | None:
         """The model as the user named it, else the name of the script that holds it; None where neither is known."""
-        named = self.model.name or self.model.hf or self.model.factory
-        if named:
-            return named
+        model_name = self.model.name or self.model.hf or self.model.factory
+        if model_name:
+            return model_name
         script = self.train.script
         return PurePath(script).name if script is not None else None
 

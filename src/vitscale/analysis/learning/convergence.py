@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.runs.repeats import Clusters, observations
-from vitscale.analysis.runs.steps import common_steps, whole_epochs_alone
+from vitscale.analysis.runs.steps import common_steps, has_only_whole_epochs
 from vitscale.analysis.statistics import finite_or_none, interval, whole_mean
 from vitscale.engines.checks import why_no_gradient_norms
 from vitscale.engines.step_schedule import has_two_batch_sizes
@@ -115,19 +115,20 @@ def convergence(runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Cl
     if target is not None:
         target_runs = [_target_run(run, points, target) for run, points in zip(runs, points_by_run, strict=True)]
         target_runs.sort(key=lambda run: run.repeat)
-    images = _cost_of_target([_images_to_target(run) for run in target_runs], clusters=None)
-    seconds = _cost_of_target([_seconds_to_target(run) for run in target_runs], clusters)
+    images_cost = _cost_of_target([_images_to_target(run) for run in target_runs], clusters=None)
+    seconds_cost = _cost_of_target([_seconds_to_target(run) for run in target_runs], clusters)
+    points_by_epoch = zip(*points_by_run, strict=False)  # as far as every run went
     noise = noise_scale(runs)
     return Convergence(
         noise_scale_images=noise.images,
         noise_reason=noise.reason,
         target_accuracy=target,
         target_runs=tuple(target_runs),
-        images_to_target=images.estimate,
-        seconds_to_target=seconds.estimate,
-        points=tuple(_mean_point(points_of_epoch) for points_of_epoch in zip(*points_by_run, strict=False)),
-        images_to_target_at_least=images.at_least,
-        seconds_to_target_at_least=seconds.at_least,
+        images_to_target=images_cost.estimate,
+        seconds_to_target=seconds_cost.estimate,
+        points=tuple(map(_mean_point, points_by_epoch)),
+        images_to_target_at_least=images_cost.at_least,
+        seconds_to_target_at_least=seconds_cost.at_least,
         trained_images=tuple(points[-1].images for points in points_by_run if points),
     )
 
@@ -138,13 +139,11 @@ def accuracy_points(run: Run, figures: RunFigures) -> tuple[AccuracyPoint, ...]:
     An epoch takes what its images take at the run's `images_per_second`, so that no time holds warm-up, explained or
     rare slow steps. In an imported log of whole epochs alone it takes its own seconds.
     """
-    lines_by_epoch: dict[int, list[EpochLine]] = {}
-    for rank in run.ranks:
-        for line in rank.epochs:
-            lines_by_epoch.setdefault(line.epoch, []).append(line)
-    has_epoch_times_alone = whole_epochs_alone(run)
+    lines_by_epoch = _lines_by_epoch(run)
+    has_epoch_times_alone = has_only_whole_epochs(run)
     rate = figures.images_per_second
     points: list[AccuracyPoint] = []
+    # Sums over the epochs so far.
     images = 0
     epoch_seconds = 0.0
     evaluation_seconds: float | None = 0.0
@@ -171,6 +170,15 @@ def accuracy_points(run: Run, figures: RunFigures) -> tuple[AccuracyPoint, ...]:
         )
         points.append(point)
     return tuple(points)
+
+
+def _lines_by_epoch(run: Run) -> dict[int, list[EpochLine]]:
+    """Return number of an epoch -> its line of each rank that has one."""
+    lines_by_epoch: dict[int, list[EpochLine]] = {}
+    for rank in run.ranks:
+        for line in rank.epochs:
+            lines_by_epoch.setdefault(line.epoch, []).append(line)
+    return lines_by_epoch
 
 
 def _add_evaluation(seconds_so_far: float | None, lines: Sequence[EpochLine]) -> float | None:
@@ -219,8 +227,8 @@ def common_reach(trials: Iterable[Convergence]) -> Reach:
 
 def _target_run(run: Run, points: Sequence[AccuracyPoint], target: float) -> TargetRun:
     """Return how long one run took to reach the target accuracy, by its points."""
-    at_target = _first_at_accuracy(points, target)
-    last = points[-1] if points else None
+    at_target = _first_point_with(points, target)
+    last_point = points[-1] if points else None
     return TargetRun(
         repeat=run.header.repeat,
         seed=seed_of(run),
@@ -228,12 +236,12 @@ def _target_run(run: Run, points: Sequence[AccuracyPoint], target: float) -> Tar
         images=at_target.images if at_target else None,
         seconds=at_target.seconds if at_target else None,
         evaluation_seconds=at_target.evaluation_seconds if at_target else None,
-        trained_images=last.images if last else None,
-        trained_seconds=last.seconds if last else None,
+        trained_images=last_point.images if last_point else None,
+        trained_seconds=last_point.seconds if last_point else None,
     )
 
 
-def _first_at_accuracy(points: Sequence[AccuracyPoint], accuracy: float) -> AccuracyPoint | None:
+def _first_point_with(points: Sequence[AccuracyPoint], accuracy: float) -> AccuracyPoint | None:
     """Return the first point with at least this held-out accuracy; None where no point has it."""
     for point in points:
         if point.held_out_accuracy is not None and point.held_out_accuracy >= accuracy:
@@ -252,10 +260,12 @@ class _RunCost(NamedTuple):
 
 
 def _images_to_target(run: TargetRun) -> _RunCost:
+    """Return the cost of one run in images."""
     return _RunCost(run.epochs is not None, to_target=run.images, in_all=run.trained_images)
 
 
 def _seconds_to_target(run: TargetRun) -> _RunCost:
+    """Return the cost of one run in seconds of training."""
     return _RunCost(run.epochs is not None, to_target=run.seconds, in_all=run.trained_seconds)
 
 
@@ -316,20 +326,21 @@ def linear_between(points: Sequence[tuple[float, float | None]], position: float
     for point_position, value in points:
         if point_position == position:
             return value
-    for (left, left_value), (right, right_value) in itertools.pairwise(points):
-        if left < position < right:
-            if left_value is None or right_value is None:
+    for (start, start_value), (end, end_value) in itertools.pairwise(points):
+        if start < position < end:
+            if start_value is None or end_value is None:
                 return None
-            return left_value + (right_value - left_value) * (position - left) / (right - left)
+            return start_value + (end_value - start_value) * (position - start) / (end - start)
     return None
 
 
 FEWEST_STEPS = 4
 """Fewest steps of a run that must have norms at two batch sizes."""
 ONE_SEED = "runs of one seed: no interval"
-_ROUNDING = 1.01
-"""A mean of gradients is never longer than their root mean square; bfloat16 may round its square up by under this."""
-_CONTRADICTION = "the recorded norms of the gradients contradict each other"
+_LARGEST_SQUARE_RATIO = 1.01
+"""Largest ratio of the squared norm of a mean of gradients to their mean squared norm: exactly it is at most 1, and
+bfloat16 may round it up by less than this."""
+_CONTRADICTING_NORMS = "the recorded norms of the gradients contradict each other"
 
 
 class TrialNoiseScale(NamedTuple):
@@ -401,14 +412,14 @@ def seed_of(run: Run) -> int:
 def _run_noise_scale(run: Run) -> _RunNoiseScale:
     """Return the noise scale of one run: the mean noise of its steps / the mean of their squared gradients."""
     steps = common_steps(run, lambda rank: rank.gradients)
-    known_steps = [lines for lines in steps if all(_has_norms(line) for line in lines)]
+    known_steps = [lines for lines in steps if all(map(_has_norms, lines))]
     if len(known_steps) < FEWEST_STEPS:
         return _RunNoiseScale(None, _reason_for_few_norms(run, steps, len(known_steps)))
     step_noises = []
     for lines in known_steps:
         step_noise = _step_noise(lines)
         if step_noise is None:
-            return _RunNoiseScale(None, _CONTRADICTION)
+            return _RunNoiseScale(None, _CONTRADICTING_NORMS)
         step_noises.append(step_noise)
     squared_gradient = sum(step.squared_gradient for step in step_noises) / len(step_noises)
     noise = sum(step.noise for step in step_noises) / len(step_noises)
@@ -422,10 +433,11 @@ def _run_noise_scale(run: Run) -> _RunNoiseScale:
     if noise <= 0:
         return _RunNoiseScale(None, "the gradients of all micro-batches are alike: there is no noise")
     images = noise / squared_gradient
-    return _RunNoiseScale(images, "") if math.isfinite(images) else _RunNoiseScale(None, _CONTRADICTION)
+    return _RunNoiseScale(images, "") if math.isfinite(images) else _RunNoiseScale(None, _CONTRADICTING_NORMS)
 
 
 def _has_norms(line: GradientLine) -> bool:
+    """Whether both norms of a rank's step are known."""
     return line.small_squared_norm is not None and line.big_squared_norm is not None
 
 
@@ -460,26 +472,25 @@ def _step_noise(lines: Sequence[GradientLine]) -> _StepNoise | None:
     """Return the noise of one step; None where its norms cannot be those of gradients and their mean.
 
     With b the small and B the big batch, in images, this gives |G|^2 and tr(Sigma) as the module's docstring has them.
-    |G_b|^2 is the mean over ranks. Ranks of unequal shares b_r count in proportion to them: the expectation of
-    `sum(b_r |G_b_r|^2) / sum(b_r)` is |G|^2 + tr(Sigma) / b with b the mean share.
+    |G_b|^2 is the mean over ranks. Where ranks take different numbers of images b_r, they count in proportion to these:
+    the expectation of `sum(b_r |G_b_r|^2) / sum(b_r)` is |G|^2 + tr(Sigma) / b with b the mean of the b_r.
 
     Args:
         lines: one line per rank.
     """
     ranks = len(lines)
     micro_step_images = sum(line.small_images for line in lines)
-    small_batch = micro_step_images / ranks
-    small_squared_norm = (
-        sum(line.small_images / small_batch * (line.small_squared_norm or 0.0) for line in lines) / ranks
-    )
+    small_batch = micro_step_images / ranks  # b
+    weighted_norms = [line.small_images / small_batch * (line.small_squared_norm or 0.0) for line in lines]
+    small_squared_norm = sum(weighted_norms) / ranks
     big_squared_norm = sum(line.big_squared_norm or 0.0 for line in lines) / ranks
     big_batches = {line.big_images for line in lines}
     if len(big_batches) > 1:
         return None
-    big_batch = big_batches.pop()
+    big_batch = big_batches.pop()  # B
     if big_batch % micro_step_images != 0 or small_batch >= big_batch:
-        return None
-    is_mean_possible = big_squared_norm <= _ROUNDING * small_squared_norm  # False for NaN too
+        return None  # the big batch is that of one or more micro-steps of all ranks
+    is_mean_possible = big_squared_norm <= _LARGEST_SQUARE_RATIO * small_squared_norm  # False for NaN too
     if not is_mean_possible:
         return None
     squared_gradient = (big_batch * big_squared_norm - small_batch * small_squared_norm) / (big_batch - small_batch)

@@ -31,7 +31,7 @@ from vitscale.trial.trial import LOCATION_FIELDS, TrainSpec, Trial
 
 STEPS = 20
 """Number of first optimizer steps that are compared: later ones amplify rounding."""
-_LEAST_SHARE = 0.01
+_LEAST_SCALE_SHARE = 0.01
 """Differences are relative to the reference's loss, or to this share of its first loss where that is more."""
 
 Losses = Mapping[int, float | None]
@@ -78,19 +78,23 @@ class LossDifference:
                 return position
         return len(self.by_step)
 
-    def differs_early(self, after_one_update: float, after_two: float) -> bool:
+    def differs_early(self, tolerance_of_first_two: float, tolerance_of_first_three: float) -> bool:
         """Whether losses differ by more than rounding explains in the first three steps, before training amplifies it.
 
         Args:
-            after_one_update: the largest difference that rounding explains in the first two steps.
-            after_two: the same in the first three steps.
+            tolerance_of_first_two: the largest difference that rounding explains in the first two steps.
+            tolerance_of_first_three: the same in the first three steps, after two updates.
         """
-        first_differences = [step.difference for step in self.by_step[:3]]
-        return max(first_differences[:2]) > after_one_update or max(first_differences) > after_two
+        first_three = [step.difference for step in self.by_step[:3]]
+        first_two = first_three[:2]
+        return max(first_two) > tolerance_of_first_two or max(first_three) > tolerance_of_first_three
 
 
 def largest_difference(member: TrialFigures, reference: TrialFigures) -> LossDifference | None:
-    """Return the difference of the run of `member` that differs most; None where no two runs can be compared."""
+    """Return how far the losses of two trials are apart, by the run of `member` that differs most.
+
+    None where no two runs can be compared.
+    """
     if not seeded(reference):
         difference = _largest_difference_at_equal_steps(member, reference)
         if difference is not None:
@@ -107,31 +111,32 @@ def _largest_difference_at_equal_steps(member: TrialFigures, reference: TrialFig
     not finite, or the reference's losses are 0.
     """
     reference_record = _runs_by_repeat(reference)[0].figures.loss_by_step
-    steps = reference_record.step[:STEPS]  # (S,), at most the first 20
+    steps = reference_record.step[:STEPS]  # numbers of S steps, at most the first 20
     reference_losses = reference_record.loss[:STEPS]  # (S,)
-    records = [run.figures.loss_by_step for run in _runs_by_repeat(member)]
-    steps_by_run = [record.step[:STEPS] for record in records]
+    member_records = [run.figures.loss_by_step for run in _runs_by_repeat(member)]
+    steps_by_run = [record.step[:STEPS] for record in member_records]
     if len(steps) < 2 or not steps_by_run:
         return None
     if not all(np.array_equal(steps_of_run, steps) for steps_of_run in steps_by_run):
         return None
-    losses_by_run = np.stack([record.loss[:STEPS] for record in records])  # (runs, S)
-    scale = np.maximum(np.abs(reference_losses), _LEAST_SHARE * abs(reference_losses[0]))  # (S,)
+    losses_by_run = np.stack([record.loss[:STEPS] for record in member_records])  # (runs, S)
+    scale = np.maximum(np.abs(reference_losses), _LEAST_SCALE_SHARE * abs(reference_losses[0]))  # (S,)
     with np.errstate(all="ignore"):
         gaps = np.abs(losses_by_run - reference_losses)
         differences_by_run = gaps / scale  # (runs, S)
     if not np.isfinite(gaps).all() or not (scale > 0).all():
         return None
     largest_by_run = differences_by_run.max(axis=1)
-    worst_run = largest_by_run.argmax()
-    pairs = zip(steps.tolist(), differences_by_run[worst_run].tolist(), strict=True)
-    return LossDifference(tuple(StepDifference(step, difference) for step, difference in pairs))
+    differences_of_worst_run = differences_by_run[largest_by_run.argmax()].tolist()
+    by_step = map(StepDifference, steps.tolist(), differences_of_worst_run)
+    return LossDifference(tuple(by_step))
 
 
 def _runs_by_repeat(result: TrialFigures) -> list[_NumberedRun]:
     """Return the completed runs of a trial in the order of repeats."""
-    pairs = zip(result.recorded_runs, result.run_figures, strict=True)
-    runs = [_NumberedRun(run.header.repeat, figures) for run, figures in pairs]
+    runs = []
+    for record, figures in zip(result.recorded_runs, result.run_figures, strict=True):
+        runs.append(_NumberedRun(record.header.repeat, figures))
     return sorted(runs, key=lambda run: run.repeat)
 
 
@@ -153,6 +158,7 @@ def between_runs(run: RunLosses, reference: TrialFigures) -> LossDifference | No
 
 
 def _first_losses(figures: RunFigures) -> Losses:
+    """Return the losses of a run's first steps that are compared."""
     return dict(figures.loss_by_step[:STEPS])
 
 
@@ -190,12 +196,12 @@ def differences(member: Losses, reference: Losses) -> tuple[StepDifference, ...]
             break
         if loss is None or reference_loss is None:
             return (*by_step, StepDifference(step, math.inf))
-        scale = max(abs(reference_loss), _LEAST_SHARE * first_reference_loss)
-        by_step.append(StepDifference(step, _relative(abs(loss - reference_loss), scale)))
+        scale = max(abs(reference_loss), _LEAST_SCALE_SHARE * first_reference_loss)
+        by_step.append(StepDifference(step, _relative_gap(abs(loss - reference_loss), scale)))
     return tuple(by_step) if len(by_step) > 1 else ()
 
 
-def _relative(gap: float, scale: float) -> float:
+def _relative_gap(gap: float, scale: float) -> float:
     """Return gap / scale. On a scale of 0 it is infinite, but 0 where there is no gap."""
     if scale > 0:
         return gap / scale
@@ -204,21 +210,21 @@ def _relative(gap: float, scale: float) -> float:
 
 TOLERANCES = {"fp32": 1e-5, "bf16": 2.0**-8, "bf16-params": 2.0**-7, "fp16": 2.0**-8}
 """Largest relative difference of a loss that rounding explains, by precision."""
-SIXTEEN_BIT_GRADIENTS = TOLERANCES["bf16"]
+_SIXTEEN_BIT_GRADIENTS_TOLERANCE = TOLERANCES["bf16"]
 """Tolerance of fp32 training whose gradients travel in 16 bits."""
-COMPILED = 1e-4
+_COMPILED_TOLERANCE = 1e-4
 """Tolerance in fp32 where one of the two is compiled: its sums are in another order (docs/equality.md)."""
-_AFTER_ONE_UPDATE = 1e-6
+_TOLERANCE_OF_FIRST_TWO = 1e-6
 """Tolerance in fp32 in the first two steps, before training has had the time to amplify rounding."""
-_AFTER_TWO_UPDATES = 1e-4
+_TOLERANCE_OF_FIRST_THREE = 1e-4
 """Tolerance in fp32 in the first three steps."""
-_BEYOND_THOSE_THAT_AGREE = 30.0
-"""Times the largest difference of trials that agree, beyond which a difference is no amplified rounding."""
-_WIDEST = 0.01
+_AMPLIFICATION_LIMIT = 30.0
+"""How many times the largest difference of trials that agree a difference may be, and still be amplified rounding."""
+_LARGEST_TOLERANCE = 0.01
 """Largest tolerance with which a drift is decided: beyond, the reference's own runs differ too much."""
-_MOST_CANDIDATES = 16
+_MOST_REFERENCE_CANDIDATES = 16
 """Most trials that are tried as the reference."""
-_FIELDS_OF_NO_MATTER = set(fields_where(TrainSpec, lambda traits: traits.role))
+_FIELDS_WITHOUT_EFFECT = set(fields_where(TrainSpec, lambda traits: traits.role))
 """Fields of `TrainSpec` that are left out of `_computation_key`.
 
 They leave the loss of the first steps as it is, or the key has what follows from them, such as the global batch.
@@ -232,10 +238,10 @@ _TRAINING_SECTIONS = (
 )
 """Sections of a user's own DeepSpeed file that change what is trained."""
 
-ALONE = "no other trial of the study computes the same"
-IMPORTED = "neither the first weights nor the order of the images of an imported run are known"
-OF_SCRIPT = "what a user's own script computes is its own affair"
-AMPLIFIED = (
+_ALONE_REASON = "no other trial of the study computes the same"
+_IMPORTED_REASON = "neither the first weights nor the order of the images of an imported run are known"
+_SCRIPT_REASON = "what a user's own script computes is its own affair"
+_AMPLIFIED_REASON = (
     "equal over the first {} steps, then apart by up to {}: rounding that an unstable training has amplified, or a "
     "difference that comes late; too few trials agree to tell"
 )
@@ -247,15 +253,15 @@ def drift_by_trial(trials: Mapping[str, TrialFigures]) -> dict[str, Drift]:
     Args:
         trials: the figures of all trials of a study, by identity.
     """
-    groups: dict[str, list[TrialFigures]] = {}
+    trials_by_computation: dict[str, list[TrialFigures]] = {}
     drifts: dict[str, Drift] = {}
     for trial_id, figures in trials.items():
         reason = _reason_not_to_compare(figures)
         if reason:
             drifts[trial_id] = Drift("unknown", reason=reason)
         else:
-            groups.setdefault(_computation_key(figures), []).append(figures)
-    for members in groups.values():
+            trials_by_computation.setdefault(_computation_key(figures), []).append(figures)
+    for members in trials_by_computation.values():
         drifts |= _drifts_in_group(members)
     return {trial_id: drifts[trial_id] for trial_id in trials}
 
@@ -264,9 +270,9 @@ def _reason_not_to_compare(figures: TrialFigures) -> str:
     """Return why a trial's losses are compared with no others; empty where they are compared."""
     trial = figures.trial
     if trial.origin is not None:
-        return IMPORTED
+        return _IMPORTED_REASON
     if trial.train.script is not None:
-        return OF_SCRIPT
+        return _SCRIPT_REASON
     if not of_engine(trial.train.wrapper).trains_like:
         return f"whom {trial.train.wrapper} trains alike with is not known"
     return "" if figures.recorded_runs else "no run has completed"
@@ -286,21 +292,24 @@ def _computation_key(result: TrialFigures) -> str:
         "digest": [trial.model_digest, trial.weights_digest],
         "data": trial.data.model_dump(mode="json", exclude={*LOCATION_FIELDS, "workers", "source"}),
         "fingerprint": result.recorded_runs[0].header.dataset_fingerprint,
-        "train": train.model_dump(mode="json", exclude=_FIELDS_OF_NO_MATTER),
+        "train": train.model_dump(mode="json", exclude=_FIELDS_WITHOUT_EFFECT),
         "global_batch": trial.global_batch,
         "learning_rate": trial.peak_learning_rate,
         "normalised": _normalised_images(trial),
         "seed_by_repeat": seeded(result),
         "computation": computation(trial),
-        "division": _division(trial),
+        "division": _batch_division(trial),
         "fp32_weights": _keeps_fp32_weights(train),
         "file": {section: own_file[section] for section in sections if section in own_file},
     }
     return json.dumps(content, sort_keys=True)
 
 
-def _division(trial: Trial) -> list[Any]:
-    """Return how the global batch is divided, where that changes what is trained; empty where it does not."""
+def _batch_division(trial: Trial) -> list[Any]:
+    """Return how the global batch is divided into ranks and micro-batches, where that changes what is trained.
+
+    Empty where it does not, as with engines that compute the same as one process.
+    """
     if computation(trial) == ONE_PROCESS:
         return []
     return [trial.world.size, trial.train.micro_batch, trial.train.grad_accum, trial.train.micro_batches]
@@ -331,15 +340,18 @@ def _normalised_images(trial: Trial) -> object:
 def _drifts_in_group(members: Sequence[TrialFigures]) -> dict[str, Drift]:
     """Return trial identity -> its drift, of trials that must all show the same losses."""
     if len(members) == 1:
-        return {members[0].trial_id: Drift("unknown", reason=ALONE)}
+        return {members[0].trial_id: Drift("unknown", reason=_ALONE_REASON)}
     reference = _reference(members)
     comparisons = [_Comparison.of(member, reference) for member in members if member is not reference]
-    spread = _reference_spread(reference, members)
-    agreeing_differences = [comparison.worst_difference for comparison in comparisons if comparison.agrees(spread)]
-    rounding_differences = [difference for difference in agreeing_differences if difference > 0]
+    reference_spread = _reference_spread(reference, members)
+    agreeing = [comparison for comparison in comparisons if comparison.agrees(reference_spread)]
+    rounding_differences = [comparison.worst_difference for comparison in agreeing if comparison.worst_difference > 0]
     agreeing_spread = max(rounding_differences) if len(rounding_differences) >= 2 else math.inf
-    drifts = {comparison.member.trial_id: _drift(comparison, spread, agreeing_spread) for comparison in comparisons}
-    return drifts | {reference.trial_id: Drift("reference", reference.trial_id, trial_name(reference.trial))}
+    drifts = {}
+    for comparison in comparisons:
+        drifts[comparison.member.trial_id] = _drift(comparison, reference_spread, agreeing_spread)
+    drifts[reference.trial_id] = Drift("reference", reference.trial_id, trial_name(reference.trial))
+    return drifts
 
 
 def _reference(members: Sequence[TrialFigures]) -> TrialFigures:
@@ -354,7 +366,7 @@ def _reference(members: Sequence[TrialFigures]) -> TrialFigures:
     def trials_that_agree(candidate: TrialFigures) -> int:
         return sum(_Comparison.of(member, candidate).agrees(reference_spread=0.0) for member in members)
 
-    return max(ordered[:_MOST_CANDIDATES], key=trials_that_agree)  # the first of those with the most
+    return max(ordered[:_MOST_REFERENCE_CANDIDATES], key=trials_that_agree)  # the first of those with the most
 
 
 class _ReferenceRank(NamedTuple):
@@ -364,11 +376,13 @@ class _ReferenceRank(NamedTuple):
     is_compiled: bool
     ranks: int
     is_unusual: bool
+    """Whether the engine is another one than DDP."""
     grad_accum: int
     trial_id: str
 
 
 def _reference_rank(trial: Trial) -> _ReferenceRank:
+    """Return where a trial stands in that order."""
     facts = of_engine(trial.train.engine)
     return _ReferenceRank(
         has_wrapper=not facts.alone,
@@ -407,10 +421,10 @@ class _Comparison:
         """The largest difference that rounding explains, however the reference's own runs differ."""
         precision = self.member.trial.train.precision
         if precision == "fp32" and (_has_16_bit_gradients(self.member) or _has_16_bit_gradients(self.reference)):
-            return SIXTEEN_BIT_GRADIENTS
+            return _SIXTEEN_BIT_GRADIENTS_TOLERANCE
         tolerance = TOLERANCES[precision]
         if self.member.trial.train.compile != self.reference.trial.train.compile:
-            return max(tolerance, COMPILED)
+            return max(tolerance, _COMPILED_TOLERANCE)
         return tolerance
 
     def tolerance(self, reference_spread: float) -> float:
@@ -434,9 +448,10 @@ class _Comparison:
         tolerance = self.tolerance(reference_spread)
         is_rounding_coarse = self._rounding_tolerance > TOLERANCES["fp32"]
         if is_rounding_coarse:
-            return self.difference.differs_early(after_one_update=tolerance, after_two=math.inf)
+            return self.difference.differs_early(tolerance_of_first_two=tolerance, tolerance_of_first_three=math.inf)
         return self.difference.differs_early(
-            after_one_update=max(_AFTER_ONE_UPDATE, 2 * reference_spread), after_two=max(_AFTER_TWO_UPDATES, tolerance)
+            tolerance_of_first_two=max(_TOLERANCE_OF_FIRST_TWO, 2 * reference_spread),
+            tolerance_of_first_three=max(_TOLERANCE_OF_FIRST_THREE, tolerance),
         )
 
 
@@ -458,22 +473,23 @@ def _drift(comparison: _Comparison, reference_spread: float, agreeing_spread: fl
         return replace(unknown, reason=f"it has no two steps in common with {name}")
     tolerance = comparison.tolerance(reference_spread)
     step, difference = comparison.difference.worst
-    unknown = replace(unknown, difference=difference, tolerance=tolerance, step=step)
-    if tolerance > _WIDEST:
-        return replace(unknown, reason=f"runs of {name} differ by {reference_spread:.1%} among themselves")
+    compared = replace(unknown, difference=difference, tolerance=tolerance, step=step)  # its status is unknown still
+    if tolerance > _LARGEST_TOLERANCE:
+        return replace(compared, reason=f"runs of {name} differ by {reference_spread:.1%} among themselves")
     if difference <= tolerance:
-        return replace(unknown, status="agrees")
-    other_cause = _other_cause(trial, reference)
+        return replace(compared, status="agrees")
+    other_cause = _cause_besides_engine(trial, reference)
     if other_cause:
-        return replace(unknown, reason=other_cause)
-    is_beyond_amplified = difference > _BEYOND_THOSE_THAT_AGREE * agreeing_spread
+        return replace(compared, reason=other_cause)
+    is_beyond_amplified = difference > _AMPLIFICATION_LIMIT * agreeing_spread
     if comparison.differs_early(reference_spread) or is_beyond_amplified:
-        return replace(unknown, status="drifts")
-    distance = f"{difference:.1e}" if math.isfinite(difference) else "a loss that is not finite"
-    return replace(unknown, reason=AMPLIFIED.format(comparison.difference.equal_steps(tolerance), distance))
+        return replace(compared, status="drifts")
+    difference_in_words = f"{difference:.1e}" if math.isfinite(difference) else "a loss that is not finite"
+    equal_steps = comparison.difference.equal_steps(tolerance)
+    return replace(compared, reason=_AMPLIFIED_REASON.format(equal_steps, difference_in_words))
 
 
-def _other_cause(trial: Trial, reference: Trial) -> str:
+def _cause_besides_engine(trial: Trial, reference: Trial) -> str:
     """Return what else than the engine may cause a difference; empty where nothing else may."""
     if trial.model.name is not None:
         return ""  # ours, without dropout and without statistics over a batch
@@ -519,6 +535,5 @@ def _reference_spread(reference: TrialFigures, members: Sequence[TrialFigures]) 
     if reference.trial.train.precision != "fp32" and len(other_micro_batches) >= 2:
         compared += other_micro_batches
     comparisons = [_Comparison.of(member, reference) for member in compared]
-    return max(
-        (comparison.worst_difference for comparison in comparisons if comparison.difference is not None), default=0.0
-    )
+    known_differences = [comparison.worst_difference for comparison in comparisons if comparison.difference is not None]
+    return max(known_differences, default=0.0)

@@ -20,7 +20,7 @@ from vitscale.store.results import Run, StudyRecord
 def findings(
     trials: Sequence[TrialResult], curves: Sequence[CurveResult], study: StudyRecord, runs: Sequence[Run]
 ) -> tuple[Finding, ...]:
-    """All findings on a study, warnings first.
+    """Return all findings on a study, warnings first.
 
     Args:
         trials: all trials of the study.

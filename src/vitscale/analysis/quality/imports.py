@@ -33,13 +33,13 @@ from vitscale.store.lines import Steps
 from vitscale.store.records import ExplainedLine, RankRecord
 from vitscale.store.results import Run, StudyRecord
 
-_MOST_FILES = 3
+_MOST_FILES_NAMED = 3
 """Most files that a message names."""
-_MOST_RANKS = 4
+_MOST_RANKS_NAMED = 4
 """Most ranks that a message names."""
 _FEWEST_STEPS = 20
 """Fewest steps, and changes from one step to the next, from which bounds are taken."""
-_NEIGHBOURS = 2
+_NEIGHBOUR_DISTANCE = 2
 """Steps whose numbers differ by no more than this are neighbours."""
 _TIMER_SECONDS = 1e-4
 """Timers have two decimals of a millisecond: below a tenth of a millisecond nothing can be seen."""
@@ -50,26 +50,27 @@ def imported_results(study: StudyRecord) -> Iterable[Finding]:
     if study.imported is None:
         return
     names = [file.name for file in study.imported.files]
-    more = f" and {len(names) - _MOST_FILES} more" if len(names) > _MOST_FILES else ""
+    first_names = ", ".join(names[:_MOST_FILES_NAMED])
+    more = f" and {len(names) - _MOST_FILES_NAMED} more" if len(names) > _MOST_FILES_NAMED else ""
     assumptions = "".join(f"; {assumption}" for assumption in study.imported.notes)
     yield note(
         "imported",
-        message=f"imported as {study.imported.log_format} from {', '.join(names[:_MOST_FILES])}{more}{assumptions}",
+        message=f"imported as {study.imported.log_format} from {first_names}{more}{assumptions}",
         advice="What is assumed can be told: `vitscale import --help` names the options.",
     )
 
 
 def steps_from_epochs(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Notes trials whose step times are shares of an epoch."""
-    from_epochs = [trial for trial in measured if any(_has_steps_from_epochs(run) for run in trial.run_figures)]
-    if not from_epochs:
+    trials = [trial for trial in measured if any(map(_has_steps_from_epochs, trial.run_figures))]
+    if not trials:
         return
     yield note(
         "steps-from-epochs",
-        message=f"step times from epochs: in {counted_trials(from_epochs)} a step is the epoch's time shared out over "
+        message=f"step times from epochs: in {counted_trials(trials)} a step is the epoch's time shared out over "
         "its steps, and holds all that lies between them",
         advice="Compare them with each other, not with steps that were timed one by one.",
-        trials=from_epochs,
+        trials=trials,
     )
 
 
@@ -82,22 +83,27 @@ def _has_steps_from_epochs(run: RunFigures) -> bool:
 
 def some_ranks(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Notes trials of which the files hold some ranks only."""
-    partial = [trial for trial in measured if any(_has_some_ranks_alone(run) for run in trial.recorded_runs)]
-    if not partial:
+    partial_trials = [result for result in measured if any(map(_has_some_ranks_alone, result.recorded_runs))]
+    if not partial_trials:
         return
-    trial = partial[0]
-    ranks = trial.recorded_runs[0].ranks_needed
-    ranks_in_words = ", ".join(map(str, ranks[:_MOST_RANKS])) + (", ..." if len(ranks) > _MOST_RANKS else "")
-    bounds = one_rank_bounds(trial.recorded_runs[0], steady_from=trial.run_figures[0].steady_from or 0)
+    result = partial_trials[0]
+    first_run = result.recorded_runs[0]
+    bounds = one_rank_bounds(first_run, steady_from=result.run_figures[0].steady_from or 0)
     bounds_clause = f"; {_bounds_in_words(bounds)}" if bounds is not None else ""
     yield note(
         "some-ranks",
-        message=f"not all ranks are told of: of {counted_trials(partial)} the files hold some ranks alone (rank "
-        f"{ranks_in_words} of {trial.trial.world.size} in {trial.name}); each step is theirs, and who was waited for "
-        f"is not known{bounds_clause}",
+        message=f"not all ranks are told of: of {counted_trials(partial_trials)} the files hold some ranks alone (rank "
+        f"{_ranks_in_words(first_run.ranks_needed)} of {result.trial.world.size} in {result.name}); each step is "
+        f"theirs, and who was waited for is not known{bounds_clause}",
         advice="Import the logs of all ranks together, where there are any.",
-        trials=partial,
+        trials=partial_trials,
     )
+
+
+def _ranks_in_words(ranks: Sequence[int]) -> str:
+    """Return "0, 1, 2, 3, ..."."""
+    numbers = ", ".join(map(str, ranks[:_MOST_RANKS_NAMED]))
+    return f"{numbers}, ..." if len(ranks) > _MOST_RANKS_NAMED else numbers
 
 
 def _has_some_ranks_alone(run: Run) -> bool:
@@ -109,6 +115,7 @@ def _has_some_ranks_alone(run: Run) -> bool:
 
 
 def _bounds_in_words(bounds: OneRankBounds) -> str:
+    """Return in words how much of a step's exchange is transfer at most, and how much is waiting at least."""
     return (
         f"of the {1000 * bounds.exchange_seconds:.1f} ms that a step exchanges gradients there at most "
         f"{1000 * bounds.transfer_high:.1f} ms (the quickest step) are transfer, and at least "
@@ -118,7 +125,10 @@ def _bounds_in_words(bounds: OneRankBounds) -> str:
 
 @dataclass(frozen=True)
 class OneRankBounds:
-    """Seconds of a step, mean over the steady steps unless said otherwise."""
+    """What the log of one rank alone shows of its exchange of gradients; the module's docstring has the inequalities.
+
+    Seconds are those of a step, mean over the steady steps where no other is named.
+    """
 
     rank: int
     steps: int
@@ -141,7 +151,7 @@ class OneRankBounds:
         """Whether the rank waits in a typical step; None where its pace does not show it."""
         if self.follows_own_pace is None:
             return None
-        shortening = -self.follows_own_pace  # 1 where it waits, 0 where it does not
+        shortening = -self.follows_own_pace  # of the exchange: 1 where the rank waits, 0 where it does not
         is_unclear = 0.25 < shortening < 0.75
         return None if is_unclear else shortening > 0.5
 
@@ -182,7 +192,7 @@ def one_rank_bounds(
         transfer_high=shortest_exchange,
         wait_low=mean_exchange - shortest_exchange,
         wait_high=mean_exchange - shortest_transfer,
-        follows_own_pace=_exchange_change_per_computing_change(lines, exchanges),
+        follows_own_pace=_exchange_change_per_computing(lines, exchanges),
     )
 
 
@@ -215,15 +225,15 @@ def _computing_seconds(line: ExplainedLine, exchange_seconds: float) -> float:
     return phase_seconds - exchange_seconds
 
 
-class _Change(NamedTuple):
+class _StepChange(NamedTuple):
     """Seconds by which a step differs from the one before it."""
 
-    computing: float
-    exchange: float
+    computing_seconds: float
+    exchange_seconds: float
 
 
-def _exchange_change_per_computing_change(lines: Sequence[ExplainedLine], exchanges: Sequence[float]) -> float | None:
-    """Return by how much the exchange changes from step to step, per change of computing.
+def _exchange_change_per_computing(lines: Sequence[ExplainedLine], exchanges: Sequence[float]) -> float | None:
+    """Return by how much the exchange changes from step to step, per change of computing: -1 where the rank waits.
 
     It is the median over the half of the steps whose computing changed most. None for too few neighbouring steps, and
     where computing changes by less than can be seen.
@@ -235,13 +245,13 @@ def _exchange_change_per_computing_change(lines: Sequence[ExplainedLine], exchan
     computing = [_computing_seconds(line, exchange) for line, exchange in zip(lines, exchanges, strict=True)]
     changes = []
     for before, after in pairwise(range(len(lines))):
-        if lines[after].step - lines[before].step <= _NEIGHBOURS:
-            change = _Change(computing[after] - computing[before], exchanges[after] - exchanges[before])
-            changes.append(change)
+        if lines[after].step - lines[before].step > _NEIGHBOUR_DISTANCE:
+            continue
+        changes.append(_StepChange(computing[after] - computing[before], exchanges[after] - exchanges[before]))
     if len(changes) < _FEWEST_STEPS:
         return None
-    typical_change = statistics.median(abs(change.computing) for change in changes)
+    typical_change = statistics.median(abs(change.computing_seconds) for change in changes)
     if typical_change < _TIMER_SECONDS:
         return None
-    large_changes = [change for change in changes if abs(change.computing) >= typical_change]
-    return statistics.median(change.exchange / change.computing for change in large_changes)
+    large_changes = [change for change in changes if abs(change.computing_seconds) >= typical_change]
+    return statistics.median(change.exchange_seconds / change.computing_seconds for change in large_changes)

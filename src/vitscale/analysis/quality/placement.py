@@ -22,41 +22,48 @@ from vitscale.present.units import rough_percent as percent
 from vitscale.store.results import Run
 
 _Fault = TypeVar("_Fault")
-_THROTTLED = 0.01
+_REPORTED_THROTTLED_SHARE = 0.01
 """Share of the time above which throttling is reported: below it no step time changes by more than that."""
 _POWER_CAP = "power cap"
 """The limit of a GPU's clocks that is its power limit, as `ResourceFigures.limits` names it."""
 
 
 def unlike_repeats(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Warns of trials with runs that may not be combined with the others."""
-    incomplete = [trial for trial in measured if trial.left_out]
-    if not incomplete:
+    """Warns of trials with repeats on other hardware or software than most, which are left out of their figures.
+
+    The message has the first repeat that is left out, as an example.
+    """
+    incomplete_trials = [trial for trial in measured if trial.left_out]
+    if not incomplete_trials:
         return
-    first = incomplete[0]
+    first_trial = incomplete_trials[0]
+    first_repeat = first_trial.left_out[0]  # "repeat 2: torch 2.12 against 2.13"
     yield warning(
         "unlike-runs",
-        message=f"unlike runs are not combined: of {counted_trials(incomplete)} some repeats are left out "
-        f"({first.name}, {first.left_out[0]})",
+        message=f"unlike runs are not combined: of {counted_trials(incomplete_trials)} some repeats are left out "
+        f"({first_trial.name}, {first_repeat})",
         advice="Run the study again in one folder on one kind of machine, with one vitscale and one set of library "
         "versions; --combine-unlike takes all runs together.",
-        trials=incomplete,
+        trials=incomplete_trials,
     )
 
 
 def across_hosts(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Finding]:
     """Notes curves that begin inside one host and go on over several: one line over two networks."""
-    hosts_by_trial = {trial.trial_id: trial.trial.world.nodes for trial in trials}
+    hosts_by_trial = {result.trial_id: result.trial.world.nodes for result in trials}
     for curve in curves:
+        # Both from few ranks to many, as the points of a curve are.
         on_one_host = [point for point in curve.points if hosts_by_trial[point.trial_id] == 1]
         on_several = [point for point in curve.points if hosts_by_trial[point.trial_id] > 1]
         # One rank alone exchanges nothing: it belongs to either network.
         uses_network_inside = any(point.gpus > 1 for point in on_one_host)
         if on_several and uses_network_inside:
+            most_on_one_host = on_one_host[-1].gpus
+            fewest_on_several = on_several[0].gpus
             yield note(
                 "across-hosts",
-                message=f"{curve.name} ({curve.mode}): up to {on_one_host[-1].gpus} ranks lie on one host, from "
-                f"{on_several[0].gpus} on they lie on several: what is lost between the two is the network between "
+                message=f"{curve.name} ({curve.mode}): up to {most_on_one_host} ranks lie on one host, from "
+                f"{fewest_on_several} on they lie on several: what is lost between the two is the network between "
                 "hosts",
                 advice="To see what it costs, compare the same rank count packed and spread: sweep "
                 "scaling.gpus_per_node.",
@@ -65,7 +72,7 @@ def across_hosts(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -
 
 
 def unlike_points(curves: Sequence[CurveResult]) -> Iterable[Finding]:
-    """Warns of points that may not be compared with their baseline."""
+    """Warns of points that are not compared with their baseline, because hardware, software or the data differ."""
     for curve in curves:
         if curve.unlike:
             yield warning(
@@ -78,7 +85,7 @@ def unlike_points(curves: Sequence[CurveResult]) -> Iterable[Finding]:
             )
 
 
-def _faults_by_trial(measured: Sequence[TrialResult], fault_in: Callable[[Run], _Fault]) -> dict[str, _Fault]:
+def _faults_by_trial(measured: Sequence[TrialResult], fault_of_run: Callable[[Run], _Fault]) -> dict[str, _Fault]:
     """Return identity of a trial -> a fault in the placement of its ranks; lacks trials without a fault.
 
     Of runs that share the environments of their ranks only the last is examined. Of several faults in a trial the last
@@ -86,12 +93,12 @@ def _faults_by_trial(measured: Sequence[TrialResult], fault_in: Callable[[Run], 
 
     Args:
         measured: the trials.
-        fault_in: run -> its fault; empty where it has none.
+        fault_of_run: run -> its fault; empty where it has none.
     """
     faults = {}
     for trial in measured:
         for run in last_in_each_environment(trial.recorded_runs):
-            fault = fault_in(run)
+            fault = fault_of_run(run)
             if fault:
                 faults[trial.trial_id] = fault
     return faults
@@ -166,10 +173,11 @@ def gpus_unused(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 def _unused_gpus(trial: TrialResult) -> int:
     """Return the largest number of GPUs that a rank of the trial saw and did not use."""
-    gpus = [0]
+    most_unused = 0
     for run in last_in_each_environment(trial.recorded_runs):
-        gpus += [environment.gpus_unused or 0 for environment in environments(run)]
-    return max(gpus)
+        for environment in environments(run):
+            most_unused = max(most_unused, environment.gpus_unused or 0)
+    return most_unused
 
 
 def throttled_gpus(measured: Sequence[TrialResult]) -> Iterable[Finding]:
@@ -192,38 +200,42 @@ def throttled_gpus(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 
 def _gpu_throttling(resources: ResourceFigures | None) -> str | None:
-    """ "thermal (driver) in 12 % of the samples", without the share where it is unknown; None without throttling."""
+    """Return "thermal (driver) in 12 % of the samples"; the reasons alone where the share is unknown.
+
+    None where clocks were not throttled, or hardly.
+    """
     if resources is None or not resources.throttle_reasons:
         return None
     reasons = ", ".join(resources.throttle_reasons)
     share = resources.throttled_share
     if share is None:
         return reasons
-    return f"{reasons} in {percent(share)} of the samples" if share > _THROTTLED else None
+    return f"{reasons} in {percent(share)} of the samples" if share > _REPORTED_THROTTLED_SHARE else None
 
 
 def at_power_limit(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Notes GPUs that ran at their power limit, or at another one, for more than 1 % of the time."""
-    limited: list[TrialResult] = []
+    limited_trials: list[TrialResult] = []
     resources: list[ResourceFigures] = []
     for trial in measured:
-        if trial.resources is not None and (trial.resources.limited_share or 0.0) > _THROTTLED:
-            limited.append(trial)
+        if trial.resources is not None and (trial.resources.limited_share or 0.0) > _REPORTED_THROTTLED_SHARE:
+            limited_trials.append(trial)
             resources.append(trial.resources)
-    if not limited:
+    if not limited_trials:
         return
     yield note(
         "power-limit",
-        message=f"GPUs ran at {_limits_in_words(resources)} in {counted_trials(limited)}{_median_clocks(resources)}",
+        message=f"GPUs ran at {_limits_in_words(resources)} in {counted_trials(limited_trials)}"
+        f"{_median_clocks_clause(resources)}",
         advice="That is normal under load. Times belong to this limit: compare only GPUs with the same one.",
-        trials=limited,
+        trials=limited_trials,
     )
 
 
 def _limits_in_words(resources: Sequence[ResourceFigures]) -> str:
-    """ "their power limit of 300 and 350 W", "a limit (reliability)"."""
-    limits = {limit for figures in resources for limit in figures.limits}
-    watts = sorted({limit for figures in resources for limit in figures.power_limit_watts})
+    """Return "their power limit of 300 and 350 W", "a limit (reliability)"."""
+    limits = set(chain.from_iterable(figures.limits for figures in resources))
+    watts = sorted(set(chain.from_iterable(figures.power_limit_watts for figures in resources)))
     if _POWER_CAP in limits:
         values = " and ".join(f"{limit:g}" for limit in watts)
         name = f"their power limit of {values} W" if watts else "their power limit"
@@ -233,43 +245,48 @@ def _limits_in_words(resources: Sequence[ResourceFigures]) -> str:
     return f"{name} ({', '.join(other_limits)})" if other_limits else name
 
 
-def _median_clocks(resources: Sequence[ResourceFigures]) -> str:
-    """ ", median clock 1,200 to 1,410 MHz": the lowest and the highest of the trials; empty where unknown."""
+def _median_clocks_clause(resources: Sequence[ResourceFigures]) -> str:
+    """Return ", median clock 1,200 to 1,410 MHz": the lowest and the highest of the trials; empty where unknown."""
     clocks = [figures.sm_clock_mhz for figures in resources if figures.sm_clock_mhz is not None]
     return f", median clock {min(clocks):,.0f} to {max(clocks):,.0f} MHz" if clocks else ""
 
 
 def throttled_by_cpu_quota(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Warns of ranks that the CPU controller held back for more than 1 % of the time."""
-    throttled_shares: dict[str, float] = {}
+    share_by_trial: dict[str, float] = {}  # of trials that were held back
     for trial in measured:
         share = trial.resources.cpu_throttled_share if trial.resources is not None else None
-        if share is not None and share > _THROTTLED:
-            throttled_shares[trial.trial_id] = share
-    if not throttled_shares:
+        if share is not None and share > _REPORTED_THROTTLED_SHARE:
+            share_by_trial[trial.trial_id] = share
+    if not share_by_trial:
         return
     yield warning(
         "throttled",
-        message=f"throttled: the CPU quota held back {counted_trials(throttled_shares)} (up to "
-        f"{percent(max(throttled_shares.values()))} of their threads' time)",
+        message=f"throttled: the CPU quota held back {counted_trials(share_by_trial)} (up to "
+        f"{percent(max(share_by_trial.values()))} of their threads' time)",
         advice="Use fewer ranks, threads_per_rank or data.workers than the quota has cores, or ask for a larger quota.",
-        trials=throttled_shares,
+        trials=share_by_trial,
     )
 
 
 def gradients_sent_otherwise(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Reports trials whose gradients travel in another dtype than the engine names."""
+    """Reports trials whose gradients travel in another dtype than the engine names.
+
+    It is a warning where a study asked for a dtype (`train.gradient_dtype`), else a note.
+    """
     differing: list[TrialResult] = []
     clauses: list[str] = []
-    for trial in measured:
-        sent_dtype = _sent_dtype(trial)
-        named_dtype = _named_dtype(trial)
-        if sent_dtype and named_dtype and sent_dtype != named_dtype:
-            differing.append(trial)
-            clauses.append(f"{sent_dtype} where {trial.trial.train.engine} names {named_dtype}")
+    for result in measured:
+        sent_dtype = _sent_dtype(result)
+        named_dtype = _named_dtype(result)
+        if not sent_dtype or not named_dtype:  # not recorded
+            continue
+        if sent_dtype != named_dtype:
+            differing.append(result)
+            clauses.append(f"{sent_dtype} where {result.trial.train.engine} names {named_dtype}")
     if not differing:
         return
-    is_requested = any(trial.trial.train.gradient_dtype for trial in differing)
+    is_requested = any(result.trial.train.gradient_dtype for result in differing)
     warning_or_note = warning if is_requested else note
     yield warning_or_note(
         "gradient-dtype-sent",
@@ -295,12 +312,12 @@ def unlike_gradient_dtypes(measured: Sequence[TrialResult]) -> Iterable[Finding]
 
 
 def _sent_dtype(trial: TrialResult) -> str | None:
-    """The dtype in which gradients were counted; None where no run recorded what it sends."""
+    """Return the dtype in which gradients were counted; None where no run recorded what it sends."""
     return trial.traffic.gradient_dtype if trial.traffic is not None else None
 
 
 def _named_dtype(trial: TrialResult) -> str | None:
-    """The dtype in which gradients travel by the engine's own account; None where no run recorded its model."""
+    """Return the dtype in which gradients travel by the engine's own account; None where no run recorded its model."""
     for run in trial.run_figures:
         if run.model is not None:
             return run.model.gradient_dtype

@@ -16,12 +16,15 @@ RUNS_DIFFER = 0.05
 
 
 def unsteady_trials(measured: Sequence[TrialResult]) -> TrialsAbove | None:
-    """The trials whose times differ from run to run by more than `RUNS_DIFFER`, the worst first; None without any."""
+    """Return the trials whose times differ by more than `RUNS_DIFFER` from run to run, the worst first.
+
+    None where there are none.
+    """
     return trials_above(RUNS_DIFFER, measured, figure=spread_of_runs)
 
 
 def spread_of_runs(trial: TrialResult) -> float | None:
-    """The standard deviation of the logarithms of a trial's times, which is the relative one where it is small.
+    """Return the standard deviation of the logarithms of a trial's times, which is the relative one where it is small.
 
     The times are those of epochs; where no run has one, those of mean steps; where none has these, images/s, whose
     logarithms spread as those of times do. None for fewer than three runs.
@@ -36,7 +39,9 @@ def spread_of_runs(trial: TrialResult) -> float | None:
 
 
 def steady_first(measured: Sequence[TrialResult]) -> str:
-    """A sentence on runs that are too unsteady to conclude from, and what to do first; empty where they are steady.
+    """Return a sentence on runs that are too unsteady to conclude from, and what to do first.
+
+    It is empty where they are steady.
 
     Example: "Run-to-run spread is 58 % (ddp on 1 rank; 4 of 6 trials are above 5 %): first stop what else runs there,
     then add runs (measure.target_ci)."

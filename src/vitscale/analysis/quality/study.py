@@ -6,6 +6,7 @@ Each public function yields the findings on one question. Trials that are `measu
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 from vitscale.analysis.quality.wording import (
     any_imported,
@@ -28,11 +29,11 @@ from vitscale.present.units import rough_percent as percent
 from vitscale.store.results import StudyRecord
 from vitscale.trial.rank_batches import needless_micro_steps
 
-_MOST_NAMED = 4
+_MOST_TRIALS_NAMED = 4
 """Most trials that a message names; of the others it says how many there are."""
-_LEFT_OUT = 0.005
+_REPORTED_SHARE_LEFT_OUT = 0.005
 """Share of an epoch's images above which it is reported that an epoch lacks them."""
-_LEFT_OUT_MISLEADS = 0.03
+_MISLEADING_SHARE_LEFT_OUT = 0.03
 """Share of an epoch's images above which an epoch without them is markedly less work than its name says."""
 
 
@@ -55,6 +56,7 @@ def few_repeats(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 
 def _advice_to_repeat(measured: Sequence[TrialResult]) -> str:
+    """Return how to get more runs of the trials."""
     if any_imported(measured):
         return f"Import {FEWEST_REPEATS} or more runs of each setting together: how far runs differ is not known."
     return (
@@ -69,7 +71,8 @@ def unfinished(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Fi
     clauses = []
     if unfinished_trials:
         missing_runs = sum(study.repeats - trial.runs_done for trial in unfinished_trials)
-        clauses.append(f"{missing_runs} of {study.repeats * len(trials)} runs are still to be done")
+        all_runs = study.repeats * len(trials)
+        clauses.append(f"{missing_runs} of {all_runs} runs are still to be done")
     runs_that_may_follow = _runs_that_may_follow(trials, study)
     if runs_that_may_follow and study.target_ci is not None:
         most_runs = sum(runs_that_may_follow.values())
@@ -100,7 +103,10 @@ def _runs_that_may_follow(trials: Sequence[TrialResult], study: StudyRecord) -> 
 
 
 def target_ci(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Finding]:
-    """Warns of trials whose interval did not become as narrow as the study asked; notes those whose interval did."""
+    """Warns of trials that did not get the runs for an interval as narrow as `measure.target_ci`; notes those that did.
+
+    The statuses are those of `target_status`.
+    """
     target = study.target_ci
     most_repeats = study.max_repeats
     if target is None or most_repeats is None:
@@ -141,11 +147,11 @@ def _target_reached(reached: Sequence[TrialResult], reached_share: str, target: 
         target: the target, `measure.target_ci`.
     """
     run_counts = [trial.runs_done for trial in reached]
-    fewest = min(run_counts)
-    most = max(run_counts)
-    run_range = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-    wider = [trial for trial in reached if (half_width(trial.epoch_seconds) or 0.0) > target]
-    exception = f"; wider all the same: {_names_and_widths(wider)}" if wider else ""
+    fewest_runs = min(run_counts)
+    most_runs = max(run_counts)
+    run_range = f"{fewest_runs}" if fewest_runs == most_runs else f"{fewest_runs} to {most_runs}"
+    wider_trials = [trial for trial in reached if (half_width(trial.epoch_seconds) or 0.0) > target]
+    exception = f"; wider all the same: {_names_and_widths(wider_trials)}" if wider_trials else ""
     return note(
         "target-ci-reached",
         message=f"target_ci reached: {reached_share} have the runs that their first ones asked for to be known within "
@@ -158,13 +164,16 @@ def _target_reached(reached: Sequence[TrialResult], reached_share: str, target: 
 
 
 def _names_and_widths(trials: Sequence[TrialResult]) -> str:
-    """ "ddp on 2 ranks (within 3 %), ddp on 4 ranks (no interval) and 2 more": how closely epoch times are known."""
+    """Return how closely epoch times are known, in words.
+
+    Example: "ddp on 2 ranks (within 3 %), ddp on 4 ranks (no interval) and 2 more".
+    """
     texts = []
-    for trial in trials[:_MOST_NAMED]:
+    for trial in trials[:_MOST_TRIALS_NAMED]:
         width = half_width(trial.epoch_seconds)
         precision = "no interval" if width is None else f"within {percent(width)}"
         texts.append(f"{trial.name} ({precision})")
-    more = f" and {len(trials) - _MOST_NAMED} more" if len(trials) > _MOST_NAMED else ""
+    more = f" and {len(trials) - _MOST_TRIALS_NAMED} more" if len(trials) > _MOST_TRIALS_NAMED else ""
     return ", ".join(texts) + more
 
 
@@ -179,9 +188,9 @@ def missing_baselines(curves: Sequence[CurveResult], trials: Sequence[TrialResul
     ]
     if not without_baseline:
         return
-    points = [point for curve in without_baseline for point in curve.points]
-    ids = {point.trial_id for point in points}
-    trials_of_curves = [trial for trial in trials if trial.trial_id in ids]
+    points = list(chain.from_iterable(curve.points for curve in without_baseline))
+    trial_ids = {point.trial_id for point in points}
+    trials_of_curves = [trial for trial in trials if trial.trial_id in trial_ids]
     names = curve_names(without_baseline)
     if _lack_micro_batch(trials_of_curves):
         advice = "Import them with --micro-batch"
@@ -204,16 +213,16 @@ def _lack_micro_batch(trials: Sequence[TrialResult]) -> bool:
 
     So it is if all were imported and have runs with figures: times of steps are then known, but not their images.
     """
-    return all(trial.trial.origin is not None and trial.run_figures for trial in trials)
+    return all(result.trial.origin is not None and result.run_figures for result in trials)
 
 
 def baselines_of_several_ranks(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Finding]:
     """Warns of curves whose baseline has more than one rank."""
-    curves_concerned = []
+    curves_above_one_rank = []
     baselines = []
     for curve in curves:
         if curve.baseline is not None and curve.baseline.gpus > 1:
-            curves_concerned.append(curve)
+            curves_above_one_rank.append(curve)
             baselines.append(curve.baseline)
     if not baselines:
         return
@@ -224,7 +233,7 @@ def baselines_of_several_ranks(curves: Sequence[CurveResult], trials: Sequence[T
         advice = "Add 1 to scaling.gpus, or make the smallest trial fit (a smaller micro_batch, accumulation)."
     yield warning(
         "baseline-missing",
-        message=f"baseline missing at one rank: figures of {curve_names(curves_concerned)} are relative to "
+        message=f"baseline missing at one rank: figures of {curve_names(curves_above_one_rank)} are relative to "
         f"{' or '.join(map(str, rank_counts))} ranks, which looks better than against one",
         advice=advice,
         trials=baselines,
@@ -236,9 +245,9 @@ def drift(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     drifting = [trial for trial in measured if trial.drifts]
     if not drifting:
         return
-    clauses = [_drift_clause(trial) for trial in drifting[:_MOST_NAMED]]
-    if len(drifting) > _MOST_NAMED:
-        clauses.append(f"and {len(drifting) - _MOST_NAMED} more")
+    clauses = [_drift_clause(trial) for trial in drifting[:_MOST_TRIALS_NAMED]]
+    if len(drifting) > _MOST_TRIALS_NAMED:
+        clauses.append(f"and {len(drifting) - _MOST_TRIALS_NAMED} more")
     yield warning(
         "drift",
         message=f"drift: {counted_trials(drifting)} of {len(measured)} did not train the same. {'; '.join(clauses)}",
@@ -250,10 +259,12 @@ def drift(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 
 def _drift_clause(trial: TrialResult) -> str:
+    """Return "ddp on 2 ranks: its loss differs by 1.2 % from that of ... at step 7 (rounding: up to 1e-05)"."""
     drift = trial.drift
+    step_number = (drift.step or 0) + 1  # messages count from 1
     return (
         f"{trial.name}: its loss differs by {_difference_in_words(drift.difference)} from that of "
-        f"{drift.reference_name} at step {(drift.step or 0) + 1} (rounding: up to {drift.tolerance:.1g})"
+        f"{drift.reference_name} at step {step_number} (rounding: up to {drift.tolerance:.1g})"
     )
 
 
@@ -269,16 +280,17 @@ def unknown_drift(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     trials_by_cause = by_cause(measured, _cause_of_unknown_drift)
     if not trials_by_cause:
         return
-    most_different = [max(trials, key=_drift_difference) for trials in trials_by_cause.values()]
-    most_different.sort(key=_drift_difference, reverse=True)
-    reasons = [trial.drift.reason for trial in most_different[:_MOST_NAMED]]
-    unknown = [trial for trial in measured if _cause_of_unknown_drift(trial) is not None]
+    # Of each cause the trial that differs most is named.
+    examples = [max(trials, key=_drift_difference) for trials in trials_by_cause.values()]
+    examples.sort(key=_drift_difference, reverse=True)
+    reasons = [trial.drift.reason for trial in examples[:_MOST_TRIALS_NAMED]]
+    unknown_trials = [trial for trial in measured if _cause_of_unknown_drift(trial) is not None]
     yield note(
         "drift-unknown",
-        message=f"equality unknown of {counted_trials(unknown)}: {'; '.join(reasons)}",
+        message=f"equality unknown of {counted_trials(unknown_trials)}: {'; '.join(reasons)}",
         advice="With a lower learning rate, or learning_rate_warmup_steps, trials that compute the same stay together; "
         'two more runs with engine = "none" and other accumulations show how far rounding reaches.',
-        trials=unknown,
+        trials=unknown_trials,
     )
 
 
@@ -294,22 +306,27 @@ def _cause_of_unknown_drift(trial: TrialResult) -> str | None:
 
 
 def _drift_difference(trial: TrialResult) -> float:
+    """Return the largest relative difference of a trial's loss from its reference's; 0 where none is known."""
     return trial.drift.difference or 0.0
 
 
 def training_otherwise(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Notes trials of engines that do not train like one process, or do not say, beside some that do."""
-    unlike = [trial for trial in measured if computation(trial.trial) != ONE_PROCESS]
-    if not unlike or len(unlike) == len(measured):
+    """Notes trials whose engines train otherwise than one process does, where the study has others that train like it.
+
+    An engine trains like one process if its ranks together compute the same updates as one process on the same global
+    batch. Of some engines it is not known: they count as training otherwise.
+    """
+    results_otherwise = [result for result in measured if computation(result.trial) != ONE_PROCESS]
+    if not results_otherwise or len(results_otherwise) == len(measured):
         return
-    engines = listed(dict.fromkeys(trial.trial.train.wrapper for trial in unlike))
-    verb = "trains" if len(unlike) == 1 else "train"
+    engines = listed(dict.fromkeys(result.trial.train.wrapper for result in results_otherwise))
+    verb = "trains" if len(results_otherwise) == 1 else "train"
     yield note(
         "trains-otherwise",
-        message=f"{counted_trials(unlike)} of {engines} {verb} otherwise than the others, or nobody knows: in no "
-        "comparison with them, and not among the fastest",
+        message=f"{counted_trials(results_otherwise)} of {engines} {verb} otherwise than the others, or nobody knows: "
+        "in no comparison with them, and not among the fastest",
         advice="Compare them by the time to an accuracy (train.target_accuracy).",
-        trials=unlike,
+        trials=results_otherwise,
     )
 
 
@@ -319,11 +336,11 @@ def badly_divided(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) 
     Under strong-global the global batch is constant. A rank's share of it is cut into micro-batches of equal size, so
     that a share without a divisor near the curve's largest micro-batch is cut into many small ones, which are slow.
     """
-    results = {trial.trial_id: trial for trial in trials}
+    result_by_id = {trial.trial_id: trial for trial in trials}
     for curve in curves:
         if curve.mode != "strong-global":
             continue
-        division_by_point = _bad_divisions(curve, results)
+        division_by_point = _bad_divisions(curve, result_by_id)
         if not division_by_point:
             continue
         clauses = [f"{point.gpus} ranks take {division}" for point, division in division_by_point.items()]
@@ -336,16 +353,16 @@ def badly_divided(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) 
         )
 
 
-def _bad_divisions(curve: CurveResult, results: Mapping[str, TrialResult]) -> dict[ScalingPoint, str]:
+def _bad_divisions(curve: CurveResult, result_by_id: Mapping[str, TrialResult]) -> dict[ScalingPoint, str]:
     """Return point -> how its share is cut, in words; lacks points with no more micro-batches than they need.
 
     Example: "37 x 1 of 37 images a rank, where 3 micro-steps would hold them".
 
     Args:
         curve: the curve.
-        results: trial identity -> its result.
+        result_by_id: trial identity -> its result.
     """
-    train_by_point = {point: results[point.trial_id].trial.train for point in curve.points}
+    train_by_point = {point: result_by_id[point.trial_id].trial.train for point in curve.points}
     largest_micro_batch = max((train.micro_batch for train in train_by_point.values()), default=1)
     division_by_point = {}
     for point, train in train_by_point.items():
@@ -357,14 +374,15 @@ def _bad_divisions(curve: CurveResult, results: Mapping[str, TrialResult]) -> di
 
 def images_left_out(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Reports trials whose epochs lack more than 0.5 % of the images because of `drop_last`."""
-    lacking = trials_above(_LEFT_OUT, measured, figure=lambda trial: trial.images_left_out)
+    lacking = trials_above(_REPORTED_SHARE_LEFT_OUT, measured, figure=lambda trial: trial.images_left_out)
     if lacking is None:
         return
-    warning_or_note = warning if lacking.highest > _LEFT_OUT_MISLEADS else note
+    warning_or_note = warning if lacking.highest > _MISLEADING_SHARE_LEFT_OUT else note
     yield warning_or_note(
         "images-left-out",
         message=f"images left out: with drop_last, an epoch of {counted_trials(lacking.trials)} lacks more than "
-        f"{percent(_LEFT_OUT)} of the images (up to {percent(lacking.highest)}, {lacking.worst_trial.name})",
+        f"{percent(_REPORTED_SHARE_LEFT_OUT)} of the images (up to {percent(lacking.highest)}, "
+        f"{lacking.worst_trial.name})",
         advice="Speedup, efficiency and comparisons are per image, and stand. Epoch times and accuracies are those of "
         "fewer images: set train.drop_last = false, or batches that divide the data.",
         trials=lacking.trials,

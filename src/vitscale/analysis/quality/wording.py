@@ -22,7 +22,7 @@ class _HasTrialId(Protocol):
 
 
 def warning(kind: str, message: str, advice: str, trials: Iterable[_HasTrialId | str] = ()) -> Finding:
-    """A finding of figures that may mislead.
+    """Return a finding on figures that may mislead.
 
     Args:
         kind: the fixed name of the finding: "unfinished", "drift", ...
@@ -34,12 +34,12 @@ def warning(kind: str, message: str, advice: str, trials: Iterable[_HasTrialId |
 
 
 def note(kind: str, message: str, advice: str, trials: Iterable[_HasTrialId | str] = ()) -> Finding:
-    """A finding beside figures that stand: something to know about them. The arguments are those of `warning`."""
+    """Return a finding on figures that stand: something to know about them. Arguments are those of `warning`."""
     return Finding(kind, "note", message, advice, About(trials=_trial_ids(trials)))
 
 
 def _trial_ids(trials: Iterable[_HasTrialId | str]) -> tuple[str, ...]:
-    """The identities of the trials, each once, in the order of the trials."""
+    """Return the identities of the trials, each once, in the order of the trials."""
     ids = [trial if isinstance(trial, str) else trial.trial_id for trial in trials]
     return tuple(dict.fromkeys(ids))
 
@@ -47,13 +47,13 @@ def _trial_ids(trials: Iterable[_HasTrialId | str]) -> tuple[str, ...]:
 def by_cause(
     trials: Iterable[TrialResult], cause_of: Callable[[TrialResult], _Cause | None]
 ) -> dict[_Cause, list[TrialResult]]:
-    """Cause -> the trials that it holds for, in the order of the trials; trials without a cause are left out."""
-    groups: dict[_Cause, list[TrialResult]] = {}
+    """Return cause -> the trials that it holds for, in the order of the trials; trials without a cause are left out."""
+    trials_by_cause: dict[_Cause, list[TrialResult]] = {}
     for trial in trials:
         cause = cause_of(trial)
         if cause is not None:
-            groups.setdefault(cause, []).append(trial)
-    return groups
+            trials_by_cause.setdefault(cause, []).append(trial)
+    return trials_by_cause
 
 
 class TrialsAbove(NamedTuple):
@@ -70,39 +70,49 @@ class TrialsAbove(NamedTuple):
 def trials_above(
     limit: float, measured: Sequence[TrialResult], figure: Callable[[TrialResult], float | None]
 ) -> TrialsAbove | None:
-    """The trials whose figure is known and above `limit`; None where there are none.
+    """Return the trials whose figure is known and above `limit`; None where there are none.
 
     Args:
         limit: the figure from which on trials are reported.
         measured: the trials to choose from.
         figure: trial -> its figure; None where it is unknown.
     """
-    figure_by_trial = [(figure(trial), trial) for trial in measured]
-    above = [(value, trial) for value, trial in figure_by_trial if value is not None and value > limit]
+    above = []
+    for trial in measured:
+        value = figure(trial)
+        if value is not None and value > limit:
+            above.append(_TrialValue(value, trial))
     if not above:
         return None
-    above.sort(key=lambda pair: pair[0], reverse=True)
-    highest, worst_trial = above[0]
-    return TrialsAbove(highest, worst_trial, tuple(trial for _, trial in above))
+    above.sort(key=lambda trial_value: trial_value.value, reverse=True)
+    worst = above[0]
+    return TrialsAbove(worst.value, worst.trial, tuple(trial_value.trial for trial_value in above))
+
+
+class _TrialValue(NamedTuple):
+    """A trial and its value of a figure."""
+
+    value: float
+    trial: TrialResult
 
 
 def any_imported(trials: Sequence[TrialResult]) -> bool:
     """Whether one of these trials is imported, so that nobody can run it again from here."""
-    return any(trial.trial.origin is not None for trial in trials)
+    return any(result.trial.origin is not None for result in trials)
 
 
 def run_name(trial: TrialResult, run: RunFigures) -> str:
-    """A run as a sentence names it: "run 2 of ddp on 2 ranks"; runs of a trial count from 1."""
+    """Return a run as a sentence names it: "run 2 of ddp on 2 ranks"; runs of a trial count from 1."""
     position = trial.run_figures.index(run)
     repeat = trial.recorded_runs[position].header.repeat
     return f"run {repeat + 1} of {trial.name}"
 
 
 def curve_names(curves: Sequence[CurveResult]) -> str:
-    """Curves as a sentence names them: "ddp (weak); fsdp (weak)"."""
+    """Return curves as a sentence names them: "ddp (weak); fsdp (weak)"."""
     return "; ".join(f"{curve.name} ({curve.mode})" for curve in curves)
 
 
 def counted_trials(trials: Collection[object]) -> str:
-    """ "1 trial", "3 trials"."""
+    """Return "1 trial", "3 trials"."""
     return counted(len(trials), "trial")

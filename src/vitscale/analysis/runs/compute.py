@@ -63,7 +63,7 @@ class _Gpu:
     source: str
 
 
-def _rates(half: float, tf32: float | None, fp32: float, *, bf16: bool = True) -> dict[str, float]:
+def _teraflops_by_dtype(half: float, tf32: float | None, fp32: float, *, bf16: bool = True) -> dict[str, float]:
     """Return dtype -> TFLOP/s. bf16 and fp16 run at one rate, `half`; the first tensor cores have no bf16 and tf32."""
     rates = {"fp16": half, "fp32": fp32}
     if bf16:
@@ -85,62 +85,77 @@ _V100 = "NVIDIA V100 datasheet (2020)"
 
 _GPUS = (
     # Data centre, newest first. The H100 on a PCIe card, the NVL and the SXM module are three GPUs of different speed.
-    _Gpu("GB200", r"GB200", _rates(2500, 1250, 80), _BLACKWELL),
+    _Gpu("GB200", r"GB200", _teraflops_by_dtype(2500, 1250, 80), _BLACKWELL),
     _Gpu(
         "B300",
         r"B300 SXM6 AC",
-        _rates(2250, 1100, 75),
+        _teraflops_by_dtype(2250, 1100, 75),
         "NVIDIA HGX B300 specification, an eighth of it, as a cloud provider gives it; a GB300's GPU is faster",
     ),
-    _Gpu("B200", r"B200", _rates(2250, 1100, 75), _BLACKWELL),
-    _Gpu("H200 NVL", r"H200 NVL", _rates(835.5, 417.5, 60), "NVIDIA H200 datasheet"),
-    _Gpu("H200 SXM", r"H200", _rates(989.4, 494.7, 66.9), "NVIDIA H200 datasheet; unrounded as for the H100 SXM"),
-    _Gpu("GH200", r"GH200 (480GB|144G HBM3e)", _rates(989.4, 494.7, 66.9), "NVIDIA GH200 datasheet; as the H100 SXM"),
-    _Gpu("H100 NVL", r"H100 NVL", _rates(835.5, 417.5, 60), "NVIDIA H100 datasheet"),
-    _Gpu("H100 PCIe", r"H[18]00 PCIe", _rates(756, 378, 51.2), _HOPPER),
-    _Gpu("H100 SXM", r"H100 80GB HBM3|H800", _rates(989.4, 494.7, 66.9), _HOPPER),
+    _Gpu("B200", r"B200", _teraflops_by_dtype(2250, 1100, 75), _BLACKWELL),
+    _Gpu("H200 NVL", r"H200 NVL", _teraflops_by_dtype(835.5, 417.5, 60), "NVIDIA H200 datasheet"),
+    _Gpu(
+        "H200 SXM",
+        r"H200",
+        _teraflops_by_dtype(989.4, 494.7, 66.9),
+        "NVIDIA H200 datasheet; unrounded as for the H100 SXM",
+    ),
+    _Gpu(
+        "GH200",
+        r"GH200 (480GB|144G HBM3e)",
+        _teraflops_by_dtype(989.4, 494.7, 66.9),
+        "NVIDIA GH200 datasheet; as the H100 SXM",
+    ),
+    _Gpu("H100 NVL", r"H100 NVL", _teraflops_by_dtype(835.5, 417.5, 60), "NVIDIA H100 datasheet"),
+    _Gpu("H100 PCIe", r"H[18]00 PCIe", _teraflops_by_dtype(756, 378, 51.2), _HOPPER),
+    _Gpu("H100 SXM", r"H100 80GB HBM3|H800", _teraflops_by_dtype(989.4, 494.7, 66.9), _HOPPER),
     # Made for export, with slower links than the H100 and A100, or (H20) fewer and slower tensor cores.
-    _Gpu("H20", r"H20", _rates(148, 74, 44), "NVIDIA H20 specification, as its sellers give it"),
-    _Gpu("L40S", r"L40S", _rates(362.05, 183, 91.6), "NVIDIA L40S datasheet"),
-    _Gpu("L40", r"L40", _rates(181.05, 90.5, 90.5), "NVIDIA L40 datasheet"),
-    _Gpu("L20", r"L20", _rates(119.5, 59.8, 59.8), "NVIDIA L20 specification, as its sellers give it"),
-    _Gpu("L4", r"L4", _rates(121, 60, 30.3), "NVIDIA L4 datasheet"),
+    _Gpu("H20", r"H20", _teraflops_by_dtype(148, 74, 44), "NVIDIA H20 specification, as its sellers give it"),
+    _Gpu("L40S", r"L40S", _teraflops_by_dtype(362.05, 183, 91.6), "NVIDIA L40S datasheet"),
+    _Gpu("L40", r"L40", _teraflops_by_dtype(181.05, 90.5, 90.5), "NVIDIA L40 datasheet"),
+    _Gpu("L20", r"L20", _teraflops_by_dtype(119.5, 59.8, 59.8), "NVIDIA L20 specification, as its sellers give it"),
+    _Gpu("L4", r"L4", _teraflops_by_dtype(121, 60, 30.3), "NVIDIA L4 datasheet"),
     _Gpu(
         "A100",
         r"A[18]00-(SXM4|PCIE)-(40|80)GB|A[18]00 80GB PCIe|A100-SXM-(40|80)GB",
-        _rates(312, 156, 19.5),
+        _teraflops_by_dtype(312, 156, 19.5),
         "NVIDIA A100 datasheet",
     ),
-    _Gpu("A40", r"A40", _rates(149.7, 74.8, 37.4), "NVIDIA A40 datasheet"),
-    _Gpu("A30", r"A30", _rates(165, 82, 10.3), "NVIDIA A30 datasheet"),
-    _Gpu("A10", r"A10", _rates(125, 62.5, 31.2), "NVIDIA A10 datasheet"),
-    _Gpu("A10G", r"A10G", _rates(70, 35, 35), _COMPUTED),
-    _Gpu("T4", r"(Tesla )?T4", _rates(65, None, 8.1, bf16=False), "NVIDIA T4 datasheet"),
-    _Gpu("V100S PCIe", r"Tesla V100S-PCIE-32GB", _rates(130, None, 16.4, bf16=False), _V100),
-    _Gpu("V100 PCIe", r"Tesla V100-PCIE-(16|32)GB", _rates(112, None, 14, bf16=False), _V100),
-    _Gpu("V100 SXM2", r"Tesla V100-SXM2-(16|32)GB", _rates(125, None, 15.7, bf16=False), _V100),
-    _Gpu("P100 SXM2", r"Tesla P100-SXM2-16GB", _rates(21.2, None, 10.6, bf16=False), _P100),
-    _Gpu("P100 PCIe", r"Tesla P100-PCIE-(12|16)GB", _rates(18.7, None, 9.3, bf16=False), _P100),
+    _Gpu("A40", r"A40", _teraflops_by_dtype(149.7, 74.8, 37.4), "NVIDIA A40 datasheet"),
+    _Gpu("A30", r"A30", _teraflops_by_dtype(165, 82, 10.3), "NVIDIA A30 datasheet"),
+    _Gpu("A10", r"A10", _teraflops_by_dtype(125, 62.5, 31.2), "NVIDIA A10 datasheet"),
+    _Gpu("A10G", r"A10G", _teraflops_by_dtype(70, 35, 35), _COMPUTED),
+    _Gpu("T4", r"(Tesla )?T4", _teraflops_by_dtype(65, None, 8.1, bf16=False), "NVIDIA T4 datasheet"),
+    _Gpu("V100S PCIe", r"Tesla V100S-PCIE-32GB", _teraflops_by_dtype(130, None, 16.4, bf16=False), _V100),
+    _Gpu("V100 PCIe", r"Tesla V100-PCIE-(16|32)GB", _teraflops_by_dtype(112, None, 14, bf16=False), _V100),
+    _Gpu("V100 SXM2", r"Tesla V100-SXM2-(16|32)GB", _teraflops_by_dtype(125, None, 15.7, bf16=False), _V100),
+    _Gpu("P100 SXM2", r"Tesla P100-SXM2-16GB", _teraflops_by_dtype(21.2, None, 10.6, bf16=False), _P100),
+    _Gpu("P100 PCIe", r"Tesla P100-PCIE-(12|16)GB", _teraflops_by_dtype(18.7, None, 9.3, bf16=False), _P100),
     _Gpu("K80", r"Tesla K80", {"fp32": 2.8}, "NVIDIA Tesla K80 board specification: one of its two GPUs, base clock"),
     # Workstations and gaming. GeForce tensor cores add up in fp32 at half the rate their datasheets lead with.
     _Gpu(
         "RTX PRO 6000 Blackwell Workstation",
         r"RTX PRO 6000 Blackwell Workstation Edition",
-        _rates(503.8, 251.9, 126),
+        _teraflops_by_dtype(503.8, 251.9, 126),
         "NVIDIA RTX PRO Blackwell specification at a boost clock of 2,617 MHz, as tables of GPUs give it",
     ),
-    _Gpu("RTX 6000 Ada", r"RTX 6000 Ada Generation", _rates(364.2, 182.1, 91.1), _ADA_PROFESSIONAL),
-    _Gpu("RTX A6000", r"RTX A6000", _rates(154.8, 77.4, 38.7), _AMPERE_GAMING),
-    _Gpu("RTX A5000", r"RTX A5000", _rates(111.1, 55.5, 27.8), _COMPUTED),
-    _Gpu("Quadro RTX 6000", r"Quadro RTX [68]000|TITAN RTX", _rates(130.5, None, 16.3, bf16=False), _COMPUTED),
-    _Gpu("RTX 5090", r"GeForce RTX 5090", _rates(209.5, 104.8, 104.8), _BLACKWELL_GAMING),
-    _Gpu("RTX 5080", r"GeForce RTX 5080", _rates(112.6, 56.3, 56.3), _BLACKWELL_GAMING),
-    _Gpu("RTX 4090", r"GeForce RTX 4090", _rates(165.2, 82.6, 82.6), _ADA_GAMING),
-    _Gpu("RTX 4080", r"GeForce RTX 4080", _rates(97.5, 48.7, 48.7), _ADA_GAMING),
-    _Gpu("RTX 3090 Ti", r"GeForce RTX 3090 Ti", _rates(80, 40, 40), _ADA_GAMING),
-    _Gpu("RTX 3090", r"GeForce RTX 3090", _rates(71, 35.6, 35.6), _AMPERE_GAMING),
-    _Gpu("RTX 3080", r"GeForce RTX 3080", _rates(59.5, 29.8, 29.8), _AMPERE_GAMING),
-    _Gpu("RTX 3070", r"GeForce RTX 3070", _rates(40.6, 20.3, 20.3), _AMPERE_GAMING),
+    _Gpu("RTX 6000 Ada", r"RTX 6000 Ada Generation", _teraflops_by_dtype(364.2, 182.1, 91.1), _ADA_PROFESSIONAL),
+    _Gpu("RTX A6000", r"RTX A6000", _teraflops_by_dtype(154.8, 77.4, 38.7), _AMPERE_GAMING),
+    _Gpu("RTX A5000", r"RTX A5000", _teraflops_by_dtype(111.1, 55.5, 27.8), _COMPUTED),
+    _Gpu(
+        "Quadro RTX 6000",
+        r"Quadro RTX [68]000|TITAN RTX",
+        _teraflops_by_dtype(130.5, None, 16.3, bf16=False),
+        _COMPUTED,
+    ),
+    _Gpu("RTX 5090", r"GeForce RTX 5090", _teraflops_by_dtype(209.5, 104.8, 104.8), _BLACKWELL_GAMING),
+    _Gpu("RTX 5080", r"GeForce RTX 5080", _teraflops_by_dtype(112.6, 56.3, 56.3), _BLACKWELL_GAMING),
+    _Gpu("RTX 4090", r"GeForce RTX 4090", _teraflops_by_dtype(165.2, 82.6, 82.6), _ADA_GAMING),
+    _Gpu("RTX 4080", r"GeForce RTX 4080", _teraflops_by_dtype(97.5, 48.7, 48.7), _ADA_GAMING),
+    _Gpu("RTX 3090 Ti", r"GeForce RTX 3090 Ti", _teraflops_by_dtype(80, 40, 40), _ADA_GAMING),
+    _Gpu("RTX 3090", r"GeForce RTX 3090", _teraflops_by_dtype(71, 35.6, 35.6), _AMPERE_GAMING),
+    _Gpu("RTX 3080", r"GeForce RTX 3080", _teraflops_by_dtype(59.5, 29.8, 29.8), _AMPERE_GAMING),
+    _Gpu("RTX 3070", r"GeForce RTX 3070", _teraflops_by_dtype(40.6, 20.3, 20.3), _AMPERE_GAMING),
 )
 
 
@@ -161,6 +176,7 @@ def peak(device_type: str, device_name: str, dtype: str) -> Peak | str:
 
 
 def _find_gpu(device_name: str) -> _Gpu | None:
+    """Return the type of GPU with this whole name, such as "NVIDIA A100-SXM4-80GB"; None where it is not listed."""
     bare_name = device_name.removeprefix("NVIDIA ").strip()
     for gpu in _GPUS:
         if re.fullmatch(gpu.name_pattern, bare_name):
@@ -207,8 +223,8 @@ def compute(run: Run, figures: RunFigures) -> Compute:
     """Work out the rates of one run."""
     trial = run.header.trial
     recorded_flops = figures.model.flops_per_image if figures.model is not None else None
-    flops = flops_per_image(trial) if recorded_flops is None else recorded_flops
-    published = _peak(run)
+    flops = flops_per_image(trial) if recorded_flops is None else recorded_flops  # a text: why they are unknown
+    published_peak = _peak_of_run(run)  # a text: why it is unknown
     reasons: list[str] = []
     achieved = None
     if isinstance(flops, str):
@@ -217,18 +233,18 @@ def compute(run: Run, figures: RunFigures) -> Compute:
         reasons.append("no light step was timed")
     else:
         achieved = flops * figures.images_per_second / trial.world.size
-    if isinstance(published, str):
-        reasons.append(published)
-    rates = {rank.rank: rank.matmul.flops_per_second for rank in run.ranks if rank.matmul is not None}
-    is_measured_everywhere = bool(rates) and len(rates) == trial.world.size
+    if isinstance(published_peak, str):
+        reasons.append(published_peak)
+    matmul_rates = {rank.rank: rank.matmul.flops_per_second for rank in run.ranks if rank.matmul is not None}
+    is_measured_on_all_ranks = bool(matmul_rates) and len(matmul_rates) == trial.world.size
     shares_of_matmul: Mapping[int, float] = {}
-    # How much of the model each stage computes is not known in this room, and it is seldom an equal part.
+    # How much of the model each stage computes is not known here, and it is seldom an equal part.
     if achieved is not None and trial.layout.pipeline <= 1:
-        shares_of_matmul = _shares_of_matmul(run, achieved, rates)
+        shares_of_matmul = _shares_of_matmul(run, achieved, matmul_rates)
     return Compute(
         achieved_flops_per_second=achieved,
-        matmul_flops_per_second=statistics.fmean(rates.values()) if is_measured_everywhere else None,
-        peak=published if isinstance(published, Peak) else None,
+        matmul_flops_per_second=statistics.fmean(matmul_rates.values()) if is_measured_on_all_ranks else None,
+        peak=published_peak if isinstance(published_peak, Peak) else None,
         reason=reasons[0] if reasons else "",
         shares_of_matmul=shares_of_matmul,
     )
@@ -261,46 +277,51 @@ class _Device(NamedTuple):
     """Dtype of its matrix products."""
 
 
-def _peak(run: Run) -> Peak | str:
+def _peak_of_run(run: Run) -> Peak | str:
     """Return the peak of the devices if they are all of one type; else, as a text, why it is unknown."""
     precision = run.header.trial.train.precision
-    devices: dict[_Device, None] = {}
+    devices = []
     for rank in run.ranks:
         if rank.start is not None:
             device = rank.start.environment.device
             dtype = rank.matmul.dtype if rank.matmul else DTYPES[precision]
-            devices[_Device(device.type, device.name, dtype)] = None
+            devices.append(_Device(device.type, device.name, dtype))
     if not devices:
         return "no rank recorded its device"
-    if len(devices) > 1:
-        different_names = dict.fromkeys(device.name for device in devices)
+    different_devices = dict.fromkeys(devices)
+    if len(different_devices) > 1:
+        different_names = dict.fromkeys(device.name for device in different_devices)
         return f"the ranks computed on different devices: {', '.join(different_names)}"
-    (only_device,) = devices
+    (only_device,) = different_devices
     return peak(only_device.type, only_device.name, only_device.dtype)
 
 
-def _shares_of_matmul(run: Run, mean_achieved: float, rates: Mapping[int, float]) -> dict[int, float]:
+def _shares_of_matmul(run: Run, mean_achieved: float, matmul_rates: Mapping[int, float]) -> dict[int, float]:
     """Return rank -> its achieved rate / the rate of its own device, for ranks that measured it.
 
     Args:
         run: the record.
         mean_achieved: the achieved rate, mean over ranks; a rank with more images per step achieves more.
-        rates: rank -> the measured rate of its device.
+        matmul_rates: rank -> the measured rate of its device.
     """
-    images = {rank.rank: _timed_images(rank) for rank in run.ranks}
-    mean_images = statistics.fmean(images.values())
+    images_by_rank = {rank.rank: _timed_images(rank) for rank in run.ranks}
+    mean_images = statistics.fmean(images_by_rank.values())
     if mean_images == 0:
         return {}
-    return {rank: mean_achieved * images[rank] / mean_images / rate for rank, rate in rates.items()}
+    shares = {}
+    for rank, matmul_rate in matmul_rates.items():
+        shares[rank] = mean_achieved * images_by_rank[rank] / mean_images / matmul_rate
+    return shares
 
 
 def _timed_images(rank: RankRecord) -> int:
-    """Images of the rank's light steps after marked warm-up."""
+    """Return the images of the rank's light steps (run without the profiler) after marked warm-up."""
     steps = Steps.of(rank.steps)
     return sum(steps.images[(steps.window == LIGHT) & ~steps.warmup].tolist())
 
 
 def _ratio(numerator: float | None, denominator: float | None) -> float | None:
+    """Return the ratio of two figures; None where one is unknown."""
     if numerator is None or denominator is None:
         return None
     return numerator / denominator
@@ -310,7 +331,7 @@ NOT_RECORDED = "this run recorded no energy"
 SHORTEST_SECONDS = 10.0
 """Shortest stretch that counts. NVML moves its counter every 20 to 100 ms: in such a stretch each end may be off by 1 %
 at most."""
-_WHOLE_HOST = "RAPL"
+_WHOLE_HOST_SOURCE = "RAPL"
 """A reading whose source begins with this covers all ranks of its host."""
 
 
@@ -337,13 +358,17 @@ def energy_per_image(run: Run, spans: Mapping[int, range]) -> Energy:
         spans: epochs whose resources cover timed steps alone, and these steps. Those too short are left out.
     """
     try:
-        return _known_energy(run, spans)
+        return _energy_if_known(run, spans)
     except _EnergyUnknown as unknown:
         return Energy(joules_per_image=None, source=None, reason=str(unknown))
 
 
-def _known_energy(run: Run, spans: Mapping[int, range]) -> Energy:
-    """`energy_per_image`, or _EnergyUnknown is raised."""
+def _energy_if_known(run: Run, spans: Mapping[int, range]) -> Energy:
+    """Return the energy of a run, at least 10 s of it. Arguments are those of `energy_per_image`.
+
+    Raises:
+        _EnergyUnknown: with the reason.
+    """
     if len(run.ranks) < run.header.trial.world.size:
         raise _EnergyUnknown("not every rank left a record")
     lines = list(itertools.chain.from_iterable(rank.resources for rank in run.ranks))
@@ -353,8 +378,9 @@ def _known_energy(run: Run, spans: Mapping[int, range]) -> Energy:
     long_epochs = [epoch for epoch in sorted(spans) if seconds_by_epoch[epoch] >= SHORTEST_SECONDS]
     if not long_epochs:
         for epoch in sorted({line.epoch for line in lines}):
-            _joules_of_epoch(run, epoch)  # what makes its energy unknown says more than that no epoch is long enough
-        raise _EnergyUnknown(_too_short(seconds_by_epoch))
+            # Raises the reason why the epoch's energy is unknown, which says more than that no epoch is long enough.
+            _joules_of_epoch(run, epoch)
+        raise _EnergyUnknown(_too_short_reason(seconds_by_epoch))
     joules = [_joules_of_epoch(run, epoch) for epoch in long_epochs]
     images = _images_of_spans(run, {epoch: spans[epoch] for epoch in long_epochs})
     if images == 0:
@@ -368,11 +394,12 @@ def _known_energy(run: Run, spans: Mapping[int, range]) -> Energy:
 
 
 def _shortest_seconds(lines: Sequence[ResourcesLine], epoch: int) -> float:
-    """Seconds that the lines of an epoch cover on all ranks."""
+    """Return the seconds of an epoch's shortest line: those that it covers on all ranks."""
     return min(line.seconds for line in lines if line.epoch == epoch)
 
 
-def _too_short(seconds_by_epoch: Mapping[int, float]) -> str:
+def _too_short_reason(seconds_by_epoch: Mapping[int, float]) -> str:
+    """Return in words that no stretch of timed steps is long enough, and how long the longest is."""
     longest = "there is none"
     if seconds_by_epoch:
         longest = f"the longest took {max(seconds_by_epoch.values()):.2g} s"
@@ -380,7 +407,7 @@ def _too_short(seconds_by_epoch: Mapping[int, float]) -> str:
 
 
 def _images_of_spans(run: Run, spans: Mapping[int, range]) -> int:
-    """Images of these steps of each epoch, all ranks together.
+    """Return the number of images in these steps of each epoch, all ranks together.
 
     Raises:
         _EnergyUnknown: a rank lacks one of the steps.
@@ -416,7 +443,7 @@ class _RankReading(NamedTuple):
     def covers_host(self) -> bool:
         """Whether it covers all ranks of its host."""
         source = self.reading.source if self.reading is not None else None
-        return self.joules is not None and source is not None and source.startswith(_WHOLE_HOST)
+        return self.joules is not None and source is not None and source.startswith(_WHOLE_HOST_SOURCE)
 
     @property
     def reason(self) -> str:
@@ -431,7 +458,7 @@ def _joules_of_epoch(run: Run, epoch: int) -> float:
     Raises:
         _EnergyUnknown: a rank's energy is unknown, and no other rank's covers it; or devices overlap in part.
     """
-    readings = [_reading(rank, epoch) for rank in sorted(run.ranks, key=lambda rank: rank.rank)]
+    readings = [_reading_of_rank(rank, epoch) for rank in sorted(run.ranks, key=lambda rank: rank.rank)]
     joules = _joules_of_devices(readings)
     covered_hosts = {reading.host for reading in readings if reading.covers_host}
     for reading in readings:
@@ -440,8 +467,8 @@ def _joules_of_epoch(run: Run, epoch: int) -> float:
     return joules
 
 
-def _reading(rank: RankRecord, epoch: int) -> _RankReading:
-    """The reading in the rank's first line of an epoch."""
+def _reading_of_rank(rank: RankRecord, epoch: int) -> _RankReading:
+    """Return the reading in the rank's first line of an epoch."""
     host = rank.start.environment.host if rank.start else ""
     for line in rank.resources:
         if line.epoch == epoch:

@@ -13,10 +13,12 @@ from vitscale.store.records import Environment, RankRecord
 from vitscale.store.results import Run
 
 _TRANSPORT_SETTINGS = ("NCCL_", "GLOO_", "TORCH_NCCL_")
-_MUST_AGREE = ("NCCL_", "GLOO_")
-"""TORCH_NCCL_ settings are reported, but need not agree: launchers set some themselves (torchrun, for each rank)."""
-_NO_MATTER = ("NCCL_DEBUG",)
-"""Beginnings of settings that only say what is logged."""
+"""Beginnings of the environment variables that set the transport."""
+_COMPARED_SETTINGS = ("NCCL_", "GLOO_")
+"""Beginnings of those that must agree. TORCH_NCCL_ settings are reported, but need not: launchers set some themselves
+(torchrun, for each rank)."""
+_LOGGING_SETTINGS = ("NCCL_DEBUG",)
+"""Beginnings of settings that only say what is logged, and need not agree."""
 
 
 @dataclass(frozen=True)
@@ -54,27 +56,31 @@ def run_environments(runs: Sequence[Run]) -> list[RunEnvironment | None]:
     Packed runs of a trial share their environments; each set of shared ones is gone through once.
     """
     environment_by_key: dict[_EnvironmentKey, RunEnvironment | None] = {}
-    by_run = []
+    environment_by_run = []
     for run in runs:
-        environments_of_ranks = environments(run)
+        rank_environments = environments(run)
         clock = _slowest_unheld_clock(run)
-        key = _EnvironmentKey(tuple(map(id, environments_of_ranks)), clock)
+        key = _EnvironmentKey(tuple(map(id, rank_environments)), clock)
         if key not in environment_by_key:
-            environment_by_key[key] = _run_environment(environments_of_ranks, clock)
-        by_run.append(environment_by_key[key])
-    return by_run
+            environment_by_key[key] = _run_environment(rank_environments, clock)
+        environment_by_run.append(environment_by_key[key])
+    return environment_by_run
 
 
 class _EnvironmentKey(NamedTuple):
-    """What runs of the same `RunEnvironment` object share."""
+    """What runs with the same `RunEnvironment` have in common."""
 
     identities: tuple[int, ...]
     """`id` of each rank's environment."""
     clock: float | None
+    """`_slowest_unheld_clock`."""
 
 
 def _slowest_unheld_clock(run: Run) -> float | None:
-    """Return the lowest of the ranks' highest unheld clocks; None where no rank has one."""
+    """Return the clock in MHz of the run's slowest GPU while nothing but the user's setting held it back.
+
+    It is the lowest of the ranks' highest such clocks; None where no rank has one.
+    """
     clocks = [_highest_unheld_clock(rank) for rank in run.ranks]
     return min((clock for clock in clocks if clock), default=None)
 
@@ -90,8 +96,12 @@ def _run_environment(ranks: Sequence[Environment], clock: float | None) -> RunEn
     if not ranks:
         return None
     hosts = _unique(rank.host for rank in ranks)
-    hardware_fields = _HARDWARE | (_BETWEEN_HOSTS if len(hosts) > 1 else {})
-    hardware = [(name, _recorded_values(ranks, value_of)) for name, value_of in hardware_fields.items()]
+    readers = _HARDWARE | _NETWORK_HARDWARE if len(hosts) > 1 else _HARDWARE
+    hardware = []
+    for name, value_of in readers.items():
+        values = _recorded_values(ranks, value_of)
+        if values:
+            hardware.append((name, values))
     versions = set()
     settings = set()
     for rank in ranks:
@@ -105,7 +115,7 @@ def _run_environment(ranks: Sequence[Environment], clock: float | None) -> RunEn
         versions=tuple(sorted(versions)),
         settings=tuple(sorted(settings)),
         git_revision=next((rank.git_revision for rank in ranks if rank.git_revision is not None), None),
-        hardware=tuple((name, values) for name, values in hardware if values),
+        hardware=tuple(hardware),
         unheld_sm_clock_mhz=clock,
     )
 
@@ -125,6 +135,7 @@ def _processor_of_gpus(environment: Environment) -> str | None:
 
 
 def _network_adapters(environment: Environment) -> str | None:
+    """Return the adapters of a rank's host as one text; None where none were recorded."""
     return "; ".join(environment.network_adapters or ()) or None
 
 
@@ -143,10 +154,11 @@ _HARDWARE: dict[str, Callable[[Environment], Any]] = {
     "NVLinks": _gpu_setting("nvlinks"),
 }
 """Name in messages -> reads what decides a time besides type and versions: it must agree where both runs record it."""
-_BETWEEN_HOSTS: dict[str, Callable[[Environment], Any]] = {"network adapters": _network_adapters}
+_NETWORK_HARDWARE: dict[str, Callable[[Environment], Any]] = {"network adapters": _network_adapters}
 """The same for runs on several hosts alone."""
-_LIKE_CLOCKS = 0.95
-"""Boost clocks fall by a few percent as a GPU gets warm; locked clocks differ by more, or cost no more than that."""
+_LEAST_CLOCK_RATIO = 0.95
+"""Least ratio of two clocks that count as equal. Boost clocks fall by a few percent as a GPU gets warm; locked clocks
+differ by more, or cost no more than that."""
 
 
 def _recorded_values(ranks: Sequence[Environment], value_of: Callable[[Environment], Any]) -> tuple[str, ...]:
@@ -156,6 +168,7 @@ def _recorded_values(ranks: Sequence[Environment], value_of: Callable[[Environme
 
 
 def _as_text(value: Any) -> str:
+    """Return a recorded value as messages show it: "on", "300", "ondemand"."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -192,14 +205,14 @@ def differences(first: RunEnvironment | None, other: RunEnvironment | None) -> t
     if first.drivers and other.drivers and first.drivers != other.drivers:
         different.append(f"driver: {', '.join(first.drivers)} against {', '.join(other.drivers)}")
     if first.quotas != other.quotas:
-        different.append(f"CPU quota in cores: {_quota(first)} against {_quota(other)}")
+        different.append(f"CPU quota in cores: {_quotas_in_words(first)} against {_quotas_in_words(other)}")
     other_hardware = dict(other.hardware)
     for name, values in first.hardware:
         other_values = other_hardware.get(name, values)
         if values != other_values:
             different.append(f"{name}: {', '.join(values)} against {', '.join(other_values)}")
     different += _clock_difference(first.unheld_sm_clock_mhz, other.unheld_sm_clock_mhz)
-    different += _transport_differences(_transport(first), _transport(other))
+    different += _transport_differences(_compared_transport(first), _compared_transport(other))
     other_versions = dict(other.versions)
     for library, version in first.versions:
         other_version = other_versions.get(library, version)
@@ -210,7 +223,7 @@ def differences(first: RunEnvironment | None, other: RunEnvironment | None) -> t
 
 def _clock_difference(first: float | None, other: float | None) -> list[str]:
     """Return in words that two unheld clocks differ, if they do; both in MHz."""
-    if first is None or other is None or min(first, other) >= _LIKE_CLOCKS * max(first, other):
+    if first is None or other is None or min(first, other) >= _LEAST_CLOCK_RATIO * max(first, other):
         return []
     return [f"SM clock where neither heat nor power held it back, in MHz: {first:g} against {other:g}"]
 
@@ -224,11 +237,11 @@ def _transport_differences(first: Mapping[str, str], other: Mapping[str, str]) -
     return different
 
 
-def largest_like_group(by_run: Sequence[RunEnvironment | None]) -> list[int]:
+def largest_like_group(environment_by_run: Sequence[RunEnvironment | None]) -> list[int]:
     """Return the positions of the largest group of runs that may be combined; of equally large groups the first."""
-    groups: list[list[int]] = []
-    for position, environment in enumerate(by_run):
-        group = _group_of(environment, groups, by_run)
+    groups: list[list[int]] = []  # positions of the runs of each group
+    for position, environment in enumerate(environment_by_run):
+        group = _matching_group(environment, groups, environment_by_run)
         if group is None:
             groups.append([position])
         else:
@@ -236,12 +249,15 @@ def largest_like_group(by_run: Sequence[RunEnvironment | None]) -> list[int]:
     return max(groups, key=len, default=[])
 
 
-def _group_of(
-    environment: RunEnvironment | None, groups: Sequence[list[int]], by_run: Sequence[RunEnvironment | None]
+def _matching_group(
+    environment: RunEnvironment | None,
+    groups: Sequence[list[int]],
+    environment_by_run: Sequence[RunEnvironment | None],
 ) -> list[int] | None:
     """Return the first group whose first run may be combined with a run of this environment; None where none may."""
     for group in groups:
-        if not differences(by_run[group[0]], environment):
+        first_environment = environment_by_run[group[0]]
+        if not differences(first_environment, environment):
             return group
     return None
 
@@ -252,7 +268,8 @@ def oversubscription(run: Run) -> str:
     Pinned ranks see only their own cores, so a host's cores are those of all its ranks together.
     """
     for ranks in _ranks_by_host(run):
-        sharing = _gpu_sharing(ranks) if ranks[0].device.type == "cuda" else _core_sharing(ranks)
+        are_on_gpus = ranks[0].device.type == "cuda"
+        sharing = _gpu_sharing(ranks) if are_on_gpus else _core_sharing(ranks)
         if sharing:
             return sharing
     return ""
@@ -298,7 +315,7 @@ def shared_physical_cores(run: Run) -> str:
     Ranks whose cores overlap are taken together: those that are not pinned may still have enough cores.
     """
     for ranks in _ranks_by_host(run):
-        for group in _overlapping(ranks):
+        for group in _core_groups(ranks):
             threads = sum(rank.threads or 0 for rank in group.ranks)
             if len(group.ranks) > 1 and threads > len(group.cores):
                 cores = counted(len(group.cores), "physical core")
@@ -306,13 +323,13 @@ def shared_physical_cores(run: Run) -> str:
     return ""
 
 
-def _overlapping(ranks: Sequence[Environment]) -> list[_CoreGroup]:
+def _core_groups(ranks: Sequence[Environment]) -> list[_CoreGroup]:
     """Return groups of ranks whose physical cores overlap; ranks that recorded none are in no group."""
     groups: list[_CoreGroup] = []
     for rank in ranks:
         if not rank.physical_cores:
             continue
-        merged = _CoreGroup(set(rank.physical_cores), [rank])
+        merged = _CoreGroup(set(rank.physical_cores), [rank])  # the rank with all groups that it overlaps
         separate = []
         for group in groups:
             if group.cores & merged.cores:
@@ -336,18 +353,20 @@ def off_their_gpus_node(run: Run) -> tuple[int, ...]:
     return tuple(far_ranks)
 
 
-def _transport(run: RunEnvironment) -> dict[str, str]:
-    """Return the settings of the transport that must agree."""
-    must_agree = {}
+def _compared_transport(run: RunEnvironment) -> dict[str, str]:
+    """Return the settings of the transport that must agree: name -> value."""
+    compared = {}
     for name, value in run.settings:
-        if name.startswith(_MUST_AGREE) and not name.startswith(_NO_MATTER):
-            must_agree[name] = value
-    return must_agree
+        if name.startswith(_COMPARED_SETTINGS) and not name.startswith(_LOGGING_SETTINGS):
+            compared[name] = value
+    return compared
 
 
 def _unique(names: Iterable[str]) -> tuple[str, ...]:
+    """Return each different name once, in alphabetical order."""
     return tuple(sorted(set(names)))
 
 
-def _quota(run: RunEnvironment) -> str:
+def _quotas_in_words(run: RunEnvironment) -> str:
+    """Return the CPU quotas of a run in cores: "2, 4"; "none" without any."""
     return ", ".join(f"{quota:g}" for quota in run.quotas) or "none"

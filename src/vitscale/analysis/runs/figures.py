@@ -1,8 +1,8 @@
 """Works out the figures of one run from the raw values of its ranks.
 
-    light steps     not explained, and not attached to the profiler
-    steady steps    light ones after warm-up: marked warm-up, and the steps after it that are still slow (`warmup`)
-    timed steps     steady ones without a one-off slow step (`steps.one_off`)
+    light steps     after marked warm-up; not explained, and without a profiler attached
+    steady steps    light ones without the first of them that are still slow (`warmup`)
+    timed steps     steady ones without the slow ones that were set aside (`steps.decide_slow_steps`)
 
 All figures of time derive from the timed steps. `steps` decides which are slow, and works out the pace of the others.
 """
@@ -30,15 +30,17 @@ from vitscale.trial.trial import Trial
 
 PHASES: tuple[str, ...] = ("launch", "imports", "data", "model", "engine", "script", "first_step")
 """Parts of the start-up, in order."""
-OF_SCRIPT = ("script",)
+SCRIPT_PHASES = ("script",)
 """Phases that only a user's own script has: everything up to its first step."""
 
-LEARNED = ("train_loss", "train_accuracy", "held_out_loss", "held_out_accuracy", "mean_iou")
+LEARNING_FIGURES = ("train_loss", "train_accuracy", "held_out_loss", "held_out_accuracy", "mean_iou")
 """Figures of an epoch about learning."""
 FEWEST_FOR_TAILS = 100
 """Fewest steps of a run for its tails: with fewer, the 99th percentile is little else than the largest."""
-_FEWEST_FOR_SPREAD = 5
-_MOST_NAMED = 4
+_FEWEST_SPREAD_STEPS = 5
+"""Fewest whole steps of a run whose spread is given."""
+_MOST_EPOCHS_NAMED = 4
+"""Most epochs that a note lists by number."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,12 @@ class LossByStep(Sequence[tuple[int, float | None]]):
 
     @classmethod
     def means(cls, step: step_figures.Integers, loss: FloatArray) -> list[LossByStep]:
-        """Return each run's mean over the rows of its `loss`, (runs, rows, steps); NaN where a value is not finite."""
+        """Return each run's mean loss over its ranks.
+
+        Args:
+            step: numbers of the steps, (steps,).
+            loss: (runs, ranks, steps). A mean of any value that is not finite is NaN, and so is that of no rank.
+        """
         if not loss.shape[1]:
             return [cls(step, np.full(len(step), math.nan)) for _ in loss]
         with np.errstate(over="ignore", invalid="ignore"):
@@ -122,7 +129,7 @@ class RunFigures:
     detected_warmup_steps: int
     """Number of light steps after the marked warm-up that were still slow: recorded, but in none of these figures."""
     steady_from: int | None
-    """Number of the first timed step: all steps before it, of whatever window, are warm-up."""
+    """Number of the first steady step: all steps before it, of whatever window, are warm-up."""
     slow: step_figures.SlowSteps
     slow_share: float | None
     """Time of the slow steps that were set aside, as a share of that of all light steps after warm-up."""
@@ -192,23 +199,37 @@ def run_figures(run: Run) -> RunFigures:
 def all_run_figures(runs: Sequence[Run]) -> list[RunFigures]:
     """Work out the figures of each run of one trial from its record.
 
-    Runs whose steps differ in seconds and losses alone are worked out together; which slow steps are set aside is
-    decided once for all of them. An imported run needs only the ranks that its files hold.
+    Which slow steps are set aside is decided once for all runs. An imported run needs only the ranks that its files
+    hold.
+
+    Returns:
+        One for each run, in their order.
     """
-    recorded = [step_figures.recorded_steps(run) for run in runs]
-    steps_by_run: dict[int, _StepsOfRun] = {}
-    for members in step_figures.in_like_groups(recorded):
-        group = _LikeRuns.of([recorded[run] for run in members])
-        for index_in_group, run in enumerate(members):
-            steps_by_run[run] = _StepsOfRun(group, index_in_group)
-    all_steps = [steps_by_run[run] for run in range(len(runs))]
-    slow_by_run = step_figures.decide_slow_steps(
-        [steps.steady.slow for steps in all_steps], [steps.group.new_shape for steps in all_steps]
+    steps_by_run = _steps_by_run(runs)
+    slow_steps_by_run = step_figures.decide_slow_steps(
+        slow_by_run=[steps.steady.slow for steps in steps_by_run],
+        first_short_steps=[steps.group.first_short_step for steps in steps_by_run],
     )
-    return [
-        _figures_of_run(run, _TimedSteps.of(steps, slow))
-        for run, steps, slow in zip(runs, all_steps, slow_by_run, strict=True)
-    ]
+    figures_by_run = []
+    for run, steps, slow_steps in zip(runs, steps_by_run, slow_steps_by_run, strict=True):
+        timed_steps = _TimedSteps.of(steps, slow_steps)
+        figures_by_run.append(_figures_of_run(run, timed_steps))
+    return figures_by_run
+
+
+def _steps_by_run(runs: Sequence[Run]) -> list[_StepsOfRun]:
+    """Return the steps of each run, in the order of the runs.
+
+    Runs whose steps differ in seconds and losses alone share their arrays, for numpy handles a trial's runs together in
+    a fraction of the time.
+    """
+    recorded_steps = [step_figures.recorded_steps(run) for run in runs]
+    steps_by_index: dict[int, _StepsOfRun] = {}
+    for run_indices in step_figures.group_runs_by_steps(recorded_steps):
+        group = _RunGroup.of([recorded_steps[run_index] for run_index in run_indices])
+        for index_in_group, run_index in enumerate(run_indices):
+            steps_by_index[run_index] = _StepsOfRun(group, index_in_group)
+    return [steps_by_index[run_index] for run_index in range(len(runs))]
 
 
 class _Tails(NamedTuple):
@@ -229,9 +250,9 @@ def _tails(slowest_seconds: FloatArray) -> list[_Tails]:
 
 
 class _SteadySteps(NamedTuple):
-    """The light steps of one run after its warm-up."""
+    """The steady steps of one run (the module's docstring), and what is worked out from them."""
 
-    warm: WarmUp
+    warm_up: WarmUp
     positions: step_figures.Integers
     """Their positions in `RunSteps`."""
     detected_warmup_steps: int
@@ -239,28 +260,28 @@ class _SteadySteps(NamedTuple):
     slow: list[step_figures.SlowStep]
     tails: _Tails
     disturbed_epochs: Collection[int]
-    """Epochs with a step that is not a light one after warm-up."""
+    """Epochs with a step that is not steady."""
 
 
 @dataclass(frozen=True, eq=False)
-class _LikeRuns:
+class _RunGroup:
     """Runs whose steps differ in seconds and losses alone."""
 
     steps: step_figures.RunSteps
     elapsed: FloatArray
-    """Seconds that each step adds, (runs, steps)."""
+    """Seconds that each step adds to the time that passed, (runs, steps)."""
     kinds: npt.NDArray[np.uint8]
-    """Shape (steps,)."""
+    """Kind of each step (`steps.step_kinds`), (steps,)."""
     losses: Sequence[LossByStep]
     """One for each run."""
-    new_shape: int | None
-    """Number of the first short step; None without one."""
+    first_short_step: int | None
+    """Number of the first step with a smaller batch; None without one."""
     steady: Sequence[_SteadySteps]
     """One for each run."""
 
     @classmethod
-    def of(cls, recorded: Sequence[Sequence[Steps]]) -> _LikeRuns:
-        """Put the runs together. `recorded`: for each run the steps of its ranks."""
+    def of(cls, recorded: Sequence[Sequence[Steps]]) -> _RunGroup:
+        """Work out what the runs have together. `recorded`: for each run the steps of its ranks."""
         steps = step_figures.RunSteps.of(recorded)
         elapsed = step_figures.elapsed_seconds(steps)
         kinds = step_figures.step_kinds(steps)
@@ -270,7 +291,7 @@ class _LikeRuns:
             elapsed=elapsed,
             kinds=kinds,
             losses=LossByStep.means(steps.step, steps.loss),
-            new_shape=int(short_steps[0]) if len(short_steps) else None,
+            first_short_step=int(short_steps[0]) if len(short_steps) else None,
             steady=_steady_steps(steps, elapsed, kinds),
         )
 
@@ -278,68 +299,82 @@ class _LikeRuns:
 def _steady_steps(
     steps: step_figures.RunSteps, elapsed: FloatArray, kinds: npt.NDArray[np.uint8]
 ) -> list[_SteadySteps]:
-    """Return the steady steps of each run. Runs with equally long warm-up are worked out together."""
-    is_light = steps.in_window(step_figures.LIGHT)
-    light = np.flatnonzero(is_light)
-    whole = np.flatnonzero(is_light & (kinds == step_figures.WHOLE))
-    warm_ups = warm_up(elapsed[:, whole])
-    steady: dict[int, _SteadySteps] = {}
-    for warm_steps in sorted({warm.steps for warm in warm_ups}):
-        runs = [run for run, warm in enumerate(warm_ups) if warm.steps == warm_steps]
-        positions = _after_warm_up(light, whole, warm_steps)
-        slow = step_figures.slow_steps(steps.step[positions], elapsed[runs][:, positions], kinds[positions])
-        tails = _tails(steps.seconds[runs][:, :, positions].max(axis=1, initial=0.0))
-        disturbed_epochs = _disturbed_epochs(steps, positions)
-        for run, slow_of_run, tails_of_run in zip(runs, slow, tails, strict=True):
-            steady[run] = _SteadySteps(
-                warm=warm_ups[run],
-                positions=positions,
-                detected_warmup_steps=len(light) - len(positions),
-                slow=slow_of_run,
-                tails=tails_of_run,
-                disturbed_epochs=disturbed_epochs,
-            )
-    return [steady[run] for run in range(len(warm_ups))]
+    """Return the steady steps of each run: those that ran without a profiler, after warm-up.
 
-
-def _after_warm_up(
-    light: step_figures.Integers, whole: step_figures.Integers, warm_steps: int
-) -> step_figures.Integers:
-    """Return the light steps that follow warm-up, and at least the later half of them.
+    Runs with equally long warm-up have the same ones, and are worked out together.
 
     Args:
-        light: positions of the light steps, in rising order.
-        whole: positions of those of them that have a full batch.
-        warm_steps: number of first whole steps that are warm-up.
+        steps: of all runs.
+        elapsed: seconds that each step adds, (runs, steps).
+        kinds: kind of each step, (steps,).
     """
-    if not warm_steps:
-        return light
-    last_warming = whole[warm_steps - 1]
-    begin = int(np.searchsorted(light, last_warming)) + 1  # index in `light` of the step after it
-    return light[min(begin, len(light) // 2) :]
+    is_light = steps.in_window(step_figures.LIGHT)
+    light_positions = np.flatnonzero(is_light)
+    whole_positions = np.flatnonzero(is_light & (kinds == step_figures.WHOLE))
+    warm_ups = warm_up(elapsed[:, whole_positions])
+    steady_by_run: dict[int, _SteadySteps] = {}
+    for warmup_steps in sorted({run_warm_up.steps for run_warm_up in warm_ups}):
+        # All runs with so many steps of warm-up, together.
+        runs = [run for run, run_warm_up in enumerate(warm_ups) if run_warm_up.steps == warmup_steps]
+        positions = _positions_after_warm_up(light_positions, whole_positions, warmup_steps)
+        steady_elapsed = elapsed[runs][:, positions]  # (runs, positions)
+        slow_by_run = step_figures.slow_steps(steps.step[positions], steady_elapsed, kinds[positions])
+        rank_seconds = steps.seconds[runs][:, :, positions]  # (runs, ranks, positions)
+        tails_by_run = _tails(rank_seconds.max(axis=1, initial=0.0))
+        disturbed_epochs = _disturbed_epochs(steps, positions)
+        for run, slow, tails in zip(runs, slow_by_run, tails_by_run, strict=True):
+            steady_by_run[run] = _SteadySteps(
+                warm_up=warm_ups[run],
+                positions=positions,
+                detected_warmup_steps=len(light_positions) - len(positions),
+                slow=slow,
+                tails=tails,
+                disturbed_epochs=disturbed_epochs,
+            )
+    return [steady_by_run[run] for run in range(len(warm_ups))]
 
 
-def _disturbed_epochs(steps: step_figures.RunSteps, steady: step_figures.Integers) -> set[int]:
-    """Return the epochs with a step that is not a light one after warm-up."""
-    steady_from = steps.step[steady[0]] if len(steady) else 0
+def _positions_after_warm_up(
+    light_positions: step_figures.Integers, whole_positions: step_figures.Integers, warmup_steps: int
+) -> step_figures.Integers:
+    """Return the positions of the light steps that follow warm-up, and at least of the later half of them.
+
+    Args:
+        light_positions: positions of the light steps, in rising order.
+        whole_positions: positions of those of them that have a full batch.
+        warmup_steps: number of first whole steps that are warm-up.
+    """
+    if not warmup_steps:
+        return light_positions
+    last_warmup_position = whole_positions[warmup_steps - 1]
+    begin = int(np.searchsorted(light_positions, last_warmup_position)) + 1  # index of the light step after it
+    half = len(light_positions) // 2
+    return light_positions[min(begin, half) :]
+
+
+def _disturbed_epochs(steps: step_figures.RunSteps, steady_positions: step_figures.Integers) -> set[int]:
+    """Return the epochs with a step that is not steady: their elapsed seconds are not those of an undisturbed epoch."""
+    steady_from = steps.step[steady_positions[0]] if len(steady_positions) else 0
     is_disturbing = steps.warmup | (steps.window != step_figures.LIGHT) | (steps.step < steady_from)
     return set(steps.epoch[is_disturbing].tolist())
 
 
 @dataclass(frozen=True, eq=False)
 class _StepsOfRun:
-    """The steps of one run, as a view of those of its group."""
+    """The steps of one run: its rows in the arrays of its group."""
 
-    group: _LikeRuns
+    group: _RunGroup
     index: int
     """Index of the run among those of the group."""
 
     @property
     def numbers(self) -> step_figures.Integers:
+        """Numbers of the steps, (steps,)."""
         return self.group.steps.step
 
     @property
     def elapsed(self) -> FloatArray:
+        """Seconds that each step adds to the time that passed, (steps,)."""
         return np.asarray(self.group.elapsed[self.index])
 
     @property
@@ -353,6 +388,17 @@ class _StepsOfRun:
     @property
     def steady(self) -> _SteadySteps:
         return self.group.steady[self.index]
+
+    @property
+    def first_steady_step(self) -> int | None:
+        """Number of the first steady step; None where there is none."""
+        positions = self.steady.positions
+        return int(self.numbers[positions[0]]) if len(positions) else None
+
+    @property
+    def seconds_after_first_step(self) -> float | None:
+        """Elapsed seconds of all steps but the first one; None where there are no others."""
+        return sum(self.elapsed[1:].tolist()) if len(self.numbers) > 1 else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -368,23 +414,32 @@ class _TimedSteps:
 
     @classmethod
     def of(cls, steps: _StepsOfRun, slow: step_figures.SlowSteps) -> _TimedSteps:
-        """Leave out those slow steps that were set aside."""
-        steady = steps.steady.positions
-        steady_seconds: float = sum(steps.elapsed[steady].tolist())
-        timed = steady
+        """Return the steady steps without those that were set aside.
+
+        Args:
+            steps: the steps of the run.
+            slow: its slow steps (`steps.decide_slow_steps`).
+        """
+        steady_positions = steps.steady.positions
+        steady_seconds: float = sum(steps.elapsed[steady_positions].tolist())
+        timed_positions = steady_positions
         timed_seconds = steady_seconds
         if slow.set_aside:
-            timed = steady[~np.isin(steps.numbers[steady], slow.set_aside)]
-            timed_seconds = sum(steps.elapsed[timed].tolist())
+            is_set_aside = np.isin(steps.numbers[steady_positions], slow.set_aside)
+            timed_positions = steady_positions[~is_set_aside]
+            timed_seconds = sum(steps.elapsed[timed_positions].tolist())
         if timed_seconds <= 0:
-            timed = timed[:0]
-        return cls(steps, slow, timed, steady_seconds)
+            timed_positions = timed_positions[:0]  # steps that take no time have no rate
+        return cls(steps, slow, timed_positions, steady_seconds)
 
     def __len__(self) -> int:
         return len(self.positions)
 
     def share_of(self, numbers: Collection[int]) -> float | None:
-        """Return the time of the steps with these numbers as a share of that of all steady ones."""
+        """Return the time of the steps with these numbers as a share of that of all steady ones.
+
+        None where there are no timed steps.
+        """
         if not len(self):
             return None
         if not numbers:
@@ -393,7 +448,7 @@ class _TimedSteps:
         return float(self.steps.elapsed[has_number].sum() / self.steady_seconds)
 
     def spread(self) -> float | None:
-        """Return the interquartile range of whole steps over their median; None where there are too few."""
+        """Return the interquartile range of the whole timed steps over their median; None where there are too few."""
         is_whole = self.steps.kinds[self.positions] == step_figures.WHOLE
         return _quartile_range(self.steps.elapsed[self.positions[is_whole]].tolist())
 
@@ -406,16 +461,18 @@ class _TimedSteps:
 
 
 def _figures_of_run(run: Run, timed: _TimedSteps) -> RunFigures:
-    """Put the figures of one run together."""
+    """Put the figures of one run together. `timed`: its timed steps, perhaps none."""
     header = run.header
     steps = timed.steps
     steady = steps.steady
-    model = next((rank.model for rank in run.ranks if rank.model is not None), None)
+    model = _model_line(run.ranks)
     epochs = _epochs(run)
-    whole_epochs = _elapsed_epochs(header.trial, model, epochs, steady.disturbed_epochs)
-    elapsed_epoch_seconds = step_figures.positive_or_none(statistics.median(whole_epochs)) if whole_epochs else None
+    undisturbed_epochs = _undisturbed_epoch_seconds(header.trial, model, epochs, steady.disturbed_epochs)
+    elapsed_epoch_seconds = None
+    if undisturbed_epochs:
+        elapsed_epoch_seconds = step_figures.positive_or_none(statistics.median(undisturbed_epochs))
     phase_seconds = _phase_seconds(run.ranks)
-    pace = _pace(run, timed, model, elapsed_epoch_seconds)
+    pace = _pace_of_run(run, timed, model, elapsed_epoch_seconds)
     has_step_times = len(timed) > 0 and pace.step_seconds is not None
     tails = steady.tails if has_step_times else _Tails(steps=0)
     name = f"{header.trial_id} repeat {header.repeat + 1}"
@@ -430,19 +487,19 @@ def _figures_of_run(run: Run, timed: _TimedSteps) -> RunFigures:
         steps=len(steps.numbers),
         timed_steps=len(timed),
         detected_warmup_steps=steady.detected_warmup_steps,
-        steady_from=int(steps.numbers[steady.positions[0]]) if len(steady.positions) else None,
+        steady_from=steps.first_steady_step,
         slow=timed.slow,
         slow_share=timed.share_of(timed.slow.set_aside),
         kept_slow_share=timed.share_of(timed.slow.kept),
-        trend=steady.warm.trend,
+        trend=steady.warm_up.trend,
         step_spread=timed.spread(),
         pace=pace,
         step_seconds_p95=tails.p95_seconds,
         step_seconds_p99=tails.p99_seconds,
         tail_steps=tails.steps,
         elapsed_epoch_seconds=elapsed_epoch_seconds,
-        elapsed_epochs=len(whole_epochs),
-        training_seconds=sum(steps.elapsed[1:].tolist()) if len(steps.numbers) > 1 else None,
+        elapsed_epochs=len(undisturbed_epochs),
+        training_seconds=steps.seconds_after_first_step,
         phase_seconds=phase_seconds,
         evaluation_seconds=_evaluation_seconds(run.ranks),
         epochs=tuple(epoch.figures for epoch in epochs),
@@ -454,17 +511,25 @@ def _figures_of_run(run: Run, timed: _TimedSteps) -> RunFigures:
     )
 
 
-def _pace(
+def _model_line(ranks: Sequence[RankRecord]) -> ModelLine | None:
+    """Return the first record of the model that was built; None without one."""
+    for rank in ranks:
+        if rank.model is not None:
+            return rank.model
+    return None
+
+
+def _pace_of_run(
     run: Run, timed: _TimedSteps, model: ModelLine | None, elapsed_epoch_seconds: float | None
 ) -> step_figures.Pace:
     """Return the pace by the timed steps; by whole epochs where a run records no step.
 
-    An imported run may have times of epochs beside steps that give none: then these are its epoch time.
+    An imported run may have recorded epochs beside steps from which no epoch time follows: then the epochs give it.
     """
     pace = step_figures.NO_PACE
     if len(timed):
         pace = timed.pace(run, model)
-    elif step_figures.whole_epochs_alone(run):
+    elif step_figures.has_only_whole_epochs(run):
         pace = step_figures.pace_of_epochs(run.header.trial, model, elapsed_epoch_seconds)
     lacks_epoch = pace.epoch_seconds is None and elapsed_epoch_seconds is not None
     if run.header.imported is not None and lacks_epoch:
@@ -479,26 +544,30 @@ def _missing_records(run: Run, common_steps: int) -> list[str]:
     if absent:
         ranks = "rank" if len(absent) == 1 else "ranks"
         return [f"no record of {ranks} {', '.join(map(str, absent))}"]
-    counts = [len(rank.steps) for rank in run.ranks]
-    if any(count != common_steps for count in counts):
-        counts = [len(np.unique(Steps.of(rank.steps).step)) for rank in run.ranks]
-    if any(count != common_steps for count in counts):
-        return [f"ranks disagree in their steps: only the {common_steps} of {max(counts)} that all recorded count"]
-    return []
+    line_counts = [len(rank.steps) for rank in run.ranks]
+    if all(count == common_steps for count in line_counts):
+        return []
+    step_counts = [len(np.unique(Steps.of(rank.steps).step)) for rank in run.ranks]  # a step may have several lines
+    if all(count == common_steps for count in step_counts):
+        return []
+    return [f"ranks disagree in their steps: only the {common_steps} of {max(step_counts)} that all recorded count"]
 
 
 def _missing_times(run: Run, timed: _TimedSteps) -> list[str]:
-    if len(timed) or step_figures.whole_epochs_alone(run):
+    """Return a note if a run that records steps has no timed one."""
+    if len(timed) or step_figures.has_only_whole_epochs(run):
         return []
     return ["no timed step that all ranks recorded"]
 
 
 def _missing_phases(run: Run, phase_seconds: Mapping[str, float]) -> list[str]:
     """Return a note on the phases of the start-up that a run should have recorded, and has not."""
-    if run.header.imported is not None or step_figures.whole_epochs_alone(run):
+    if run.header.imported is not None or step_figures.has_only_whole_epochs(run):
         return []
-    has_script = run.header.trial.train.script is not None
-    expected = [phase for phase in PHASES if has_script == (phase in OF_SCRIPT)]
+    if run.header.trial.train.script is not None:
+        expected = list(SCRIPT_PHASES)
+    else:
+        expected = [phase for phase in PHASES if phase not in SCRIPT_PHASES]
     missing = [phase for phase in expected if phase not in phase_seconds]
     return [f"start-up lacks {', '.join(missing)}"] if missing else []
 
@@ -506,22 +575,24 @@ def _missing_phases(run: Run, phase_seconds: Mapping[str, float]) -> list[str]:
 def _recorded_losses(run: Run, losses: LossByStep) -> LossByStep:
     """Return the losses without those that an imported run or a script did not record.
 
-    These are NaN too, but may have been finite. Where a script recorded the loss of every step up to one, and of none
-    after it, the later ones are taken to be not finite, and stay.
+    Both a loss that was not recorded and one that was not finite are NaN. Where a script recorded the loss of every
+    step up to one, and of none after it, the later ones are taken to be not finite, and stay.
     """
     if run.header.imported is not None:
         return losses.known()
     if run.header.trial.train.script is None:
         return losses
     is_recorded = ~np.isnan(losses.loss)
-    recorded_first = is_recorded[: is_recorded.sum()].all()  # the recorded losses are the first ones
-    is_recorded_up_to_one = is_recorded.any() and recorded_first
-    return losses if is_recorded_up_to_one else losses.known()
+    recorded_count = int(is_recorded.sum())
+    are_first_ones = bool(is_recorded[:recorded_count].all())
+    if recorded_count > 0 and are_first_ones:
+        return losses
+    return losses.known()
 
 
 def _quartile_range(seconds: Sequence[float]) -> float | None:
     """Return the distance of the quartiles as a share of the median; None where there are too few steps for it."""
-    if len(seconds) < _FEWEST_FOR_SPREAD:
+    if len(seconds) < _FEWEST_SPREAD_STEPS:
         return None
     # Of one short list numpy's quantiles take twice as long as these.
     first, median, third = statistics.quantiles(seconds, n=4, method="inclusive")
@@ -533,7 +604,7 @@ class _Epoch(NamedTuple):
 
     figures: EpochFigures
     is_partial: bool
-    """Whether a needed rank lacks it."""
+    """Whether a rank lacks it that an imported run needs."""
 
 
 def _epochs(run: Run) -> list[_Epoch]:
@@ -555,27 +626,28 @@ def _epochs(run: Run) -> list[_Epoch]:
             elapsed_seconds=None if is_partial else max(line.seconds for line in lines),
             complete=all(line.complete for line in lines),
             runs=1,
-            **{name: finite_or_none(getattr(lines[0], name)) for name in LEARNED},
+            **{name: finite_or_none(getattr(lines[0], name)) for name in LEARNING_FIGURES},
         )
         epochs.append(_Epoch(figures, is_partial))
     return epochs
 
 
 def _partial_epochs(epochs: Sequence[_Epoch]) -> list[str]:
-    """Return a note on the epochs that some rank lacks."""
+    """Return a note on the epochs that some rank lacks; empty where there are none."""
     partial = [epoch.figures.epoch for epoch in epochs if epoch.is_partial]
     if not partial:
         return []
-    names = ", ".join(map(str, partial[:_MOST_NAMED]))
-    if len(partial) > _MOST_NAMED:
+    names = ", ".join(map(str, partial[:_MOST_EPOCHS_NAMED]))
+    if len(partial) > _MOST_EPOCHS_NAMED:
         names += ", ..."
-    return [f"not every rank tells of epoch{'s' if len(partial) > 1 else ''} {names}: left out of its time"]
+    noun = "epochs" if len(partial) > 1 else "epoch"
+    return [f"not every rank tells of {noun} {names}: left out of its time"]
 
 
-def _elapsed_epochs(
-    trial: Trial, model: ModelLine | None, epochs: Sequence[_Epoch], disturbed: Collection[int]
+def _undisturbed_epoch_seconds(
+    trial: Trial, model: ModelLine | None, epochs: Sequence[_Epoch], disturbed_epochs: Collection[int]
 ) -> list[float]:
-    """Return the seconds of the complete epochs after warm-up that consist of light steps alone.
+    """Return the elapsed seconds of each complete epoch after warm-up that ran without a profiler.
 
     Which epochs hold warm-up is counted, not read from the steps: a marked step's line may have been left out.
     """
@@ -584,12 +656,13 @@ def _elapsed_epochs(
     if steps_per_epoch is None and warmup_steps:
         return []
     seconds = []
-    for epoch, _ in epochs:
-        steps_before = epoch.epoch * (steps_per_epoch or 0)
-        is_warm = steps_before >= warmup_steps
-        is_undisturbed = epoch.complete and epoch.epoch not in disturbed
-        if is_warm and is_undisturbed and epoch.elapsed_seconds:
-            seconds.append(epoch.elapsed_seconds)
+    for epoch in epochs:
+        figures = epoch.figures
+        steps_before = figures.epoch * (steps_per_epoch or 0)
+        is_after_warmup = steps_before >= warmup_steps
+        is_undisturbed = figures.complete and figures.epoch not in disturbed_epochs
+        if is_after_warmup and is_undisturbed and figures.elapsed_seconds:
+            seconds.append(figures.elapsed_seconds)
     return seconds
 
 
@@ -601,14 +674,14 @@ def _peak_bytes(ranks: Sequence[RankRecord]) -> int | None:
 
 def _phase_seconds(ranks: Sequence[RankRecord]) -> dict[str, float]:
     """Return phase of the start-up -> seconds of its slowest rank, in the order of `PHASES`."""
-    slowest: dict[str, float] = {}
+    slowest_by_phase: dict[str, float] = {}
     for rank in ranks:
-        seconds_of_rank: dict[str, float] = {}
+        seconds_by_phase: dict[str, float] = {}  # of this rank, which may record a phase in several pieces
         for phase in rank.phases:
-            seconds_of_rank[phase.name] = seconds_of_rank.get(phase.name, 0) + phase.seconds
-        for name, seconds in seconds_of_rank.items():
-            slowest[name] = max(slowest.get(name, seconds), seconds)
-    return {name: slowest[name] for name in PHASES if name in slowest}
+            seconds_by_phase[phase.name] = seconds_by_phase.get(phase.name, 0) + phase.seconds
+        for name, seconds in seconds_by_phase.items():
+            slowest_by_phase[name] = max(slowest_by_phase.get(name, seconds), seconds)
+    return {name: slowest_by_phase[name] for name in PHASES if name in slowest_by_phase}
 
 
 def _evaluation_seconds(ranks: Sequence[RankRecord]) -> float | None:

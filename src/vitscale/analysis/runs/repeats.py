@@ -43,7 +43,7 @@ from vitscale.analysis.statistics import FEWEST_REPEATS, f_above, interval, mean
 from vitscale.present.estimate import Estimate
 from vitscale.store.results import Run
 
-_POOLED_ABOVE = 0.25
+_POOLING_P = 0.25
 """P-value of the F test above which runs of different allocations count as alike. Far above 5 %: with a few runs each
 the test sees little, and runs that are wrongly pooled make an interval too narrow."""
 
@@ -68,7 +68,7 @@ class Components:
     @property
     def clustered(self) -> bool:
         """Whether an allocation counts as one observation."""
-        return self.p < _POOLED_ABOVE
+        return self.p < _POOLING_P
 
 
 def allocation_of(run: Run) -> str:
@@ -173,7 +173,7 @@ def observations(
     return observed
 
 
-def over_runs(values: Sequence[float | None], clusters: Clusters, looked: int = 0) -> Estimate | None:
+def over_runs(values: Sequence[float | None], clusters: Clusters, deciding_runs: int = 0) -> Estimate | None:
     """Return the figure of a trial, with bounds from 3 observations; None where no run has it.
 
     It is `statistics.interval` of one value per observation, or `mean_interval` where a run has 0.
@@ -181,21 +181,21 @@ def over_runs(values: Sequence[float | None], clusters: Clusters, looked: int = 
     Args:
         values: the value of each run, not negative; None where it is unknown.
         clusters: the runs of each observation.
-        looked: as for `statistics.interval`; for figures that follow the time of a step.
+        deciding_runs: as for `statistics.interval`; for figures that follow the time of a step.
     """
     all_are_positive = all(value is None or value > 0 for value in values)
     if all_are_positive:
         observed = observations(values, clusters, statistics.geometric_mean)
-        return interval(observed, looked=looked, fewest=FEWEST_REPEATS) if observed else None
+        return interval(observed, deciding_runs=deciding_runs, fewest=FEWEST_REPEATS) if observed else None
     observed = observations(values, clusters, statistics.fmean)
     return mean_interval(observed) if observed else None
 
 
-FEWEST_LOOKED_AT = 3
+FEWEST_DECIDING_RUNS = 3
 """Fewest first runs that may decide how many runs there are: m of the module's docstring."""
-FEWEST_AFTER = 3
+FEWEST_RUNS_AFTER_DECISION = 3
 """Fewest runs that follow them."""
-_SPREAD_BOUND = 0.2
+_SPREAD_BOUND_CHANCE = 0.2
 """Chance that the spread is larger than the bound taken for it; chosen with seed 7, tested with others."""
 
 
@@ -203,7 +203,7 @@ _SPREAD_BOUND = 0.2
 class RunPlan:
     """How many runs a trial takes, and how many of the first runs decided this."""
 
-    looked: int
+    deciding_runs: int
     """Number of first runs that decided it: m of the module's docstring."""
     runs: int
     """Number of runs in all: N of the module's docstring."""
@@ -217,19 +217,20 @@ def run_plan(costs: Sequence[float], target_ci: float) -> RunPlan | None:
         target_ci: how far the interval may reach from its centre, as a share of it.
     """
     logs = [math.log(cost) for cost in costs]
-    for looked in range(FEWEST_LOOKED_AT, len(logs) + 1):
-        largest_spread = math.sqrt(variance(logs[:looked])) * _bound(looked - 1)
-        fewest_runs = looked + FEWEST_AFTER
-        most_runs = max(fewest_runs, 2 * looked)
-        for runs in range(fewest_runs, most_runs + 1):
-            freedom = runs - looked - 1  # counted as in `statistics.interval`
-            if t_quantile(freedom) * largest_spread / math.sqrt(runs) <= math.log1p(target_ci):
-                return RunPlan(looked, runs)
+    for deciding_runs in range(FEWEST_DECIDING_RUNS, len(logs) + 1):  # m of the module's docstring
+        largest_spread = math.sqrt(variance(logs[:deciding_runs])) * _spread_bound_factor(deciding_runs - 1)
+        fewest_runs = deciding_runs + FEWEST_RUNS_AFTER_DECISION
+        most_runs = max(fewest_runs, 2 * deciding_runs)
+        for runs in range(fewest_runs, most_runs + 1):  # N of the module's docstring
+            freedom = runs - deciding_runs - 1  # counted as in `statistics.interval`
+            log_half_width = t_quantile(freedom) * largest_spread / math.sqrt(runs)
+            if log_half_width <= math.log1p(target_ci):
+                return RunPlan(deciding_runs, runs)
     return None
 
 
-def looked_at(costs: Sequence[float], target_ci: float | None) -> int:
-    """Return how many first runs decided the number of runs, where so many were made; else 0.
+def count_deciding_runs(costs: Sequence[float], target_ci: float | None) -> int:
+    """Return how many first runs decided the number of runs, where as many runs were made as they asked for; else 0.
 
     Args:
         costs: epoch seconds of the runs so far, in the order of the runs.
@@ -240,7 +241,7 @@ def looked_at(costs: Sequence[float], target_ci: float | None) -> int:
     plan = run_plan(costs, target_ci)
     if plan is None or len(costs) < plan.runs:
         return 0
-    return plan.looked
+    return plan.deciding_runs
 
 
 def half_width(interval: Estimate | None) -> float | None:
@@ -254,8 +255,8 @@ def half_width(interval: Estimate | None) -> float | None:
 
 
 @functools.cache
-def _bound(freedom: int) -> float:
+def _spread_bound_factor(freedom: int) -> float:
     """Return the factor from a standard deviation with so many degrees of freedom to its upper bound."""
     from scipy.special import chdtri  # here, as in `analysis.statistics`
 
-    return math.sqrt(freedom / float(chdtri(freedom, 1 - _SPREAD_BOUND)))
+    return math.sqrt(freedom / float(chdtri(freedom, 1 - _SPREAD_BOUND_CHANCE)))

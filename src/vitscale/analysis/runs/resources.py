@@ -111,7 +111,7 @@ class _RankUse:
     """Its lines of all epochs; the figures below cover the epochs of `timed_spans` alone."""
     seconds: float
     cpu_seconds: float
-    held_seconds: float | None
+    held_back_seconds: float | None
     """Core-seconds for which the CPU controller held back the group of its host; None where an epoch lacks them."""
     host: str
     gpu_samples: tuple[GpuSamples, ...]
@@ -163,7 +163,7 @@ class _RunUse:
         cpu_seconds_by_host: dict[str, float] = {}
         for rank in self.ranks:
             cpu_seconds_by_host[rank.host] = cpu_seconds_by_host.get(rank.host, 0.0) + rank.cpu_seconds
-        return _highest(_held_share(rank.held_seconds, cpu_seconds_by_host[rank.host]) for rank in self.ranks)
+        return _highest(_held_back_share(rank.held_back_seconds, cpu_seconds_by_host[rank.host]) for rank in self.ranks)
 
     @property
     def sm_clock_mhz(self) -> float | None:
@@ -186,16 +186,17 @@ class _RunUse:
         return _highest(rank.gpu_mean(lambda samples: samples.limited_share) for rank in self.ranks)
 
 
-def _held_share(held_seconds: float | None, cpu_seconds: float) -> float | None:
-    if held_seconds is None:
+def _held_back_share(held_back_seconds: float | None, cpu_seconds: float) -> float | None:
+    """Return held seconds / (held + computed ones); None where the held ones are unknown."""
+    if held_back_seconds is None:
         return None
-    if held_seconds == 0:
+    if held_back_seconds == 0:
         return 0.0
-    return held_seconds / (held_seconds + cpu_seconds)
+    return held_back_seconds / (held_back_seconds + cpu_seconds)
 
 
 def resource_figures(
-    runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Clusters = None, looked: int = 0
+    runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Clusters = None, deciding_runs: int = 0
 ) -> ResourceFigures | None:
     """Return what the completed runs of one trial used; None without a run.
 
@@ -203,7 +204,7 @@ def resource_figures(
         runs: the records.
         figures: `run_figures` of each.
         clusters: the runs of each observation.
-        looked: number of first runs that decided how many there are, as in `over_runs`.
+        deciding_runs: number of first runs that decided how many there are, as in `over_runs`.
     """
     if not runs:
         return None
@@ -215,7 +216,8 @@ def resource_figures(
     gpu_utilisation = whole_mean([rank.gpu_utilisation for rank in by_rank])
 
     def estimate(values: Sequence[float | None]) -> Estimate | None:
-        return over_runs(values, clusters, looked)
+        """The trial's figure from one value per run, with its interval."""
+        return over_runs(values, clusters, deciding_runs)
 
     joules_per_image = estimate([use.energy.joules_per_image for use in uses])
     mfu = estimate([use.compute.mfu for use in uses])
@@ -233,20 +235,20 @@ def resource_figures(
         sm_clock_mhz_min=_lowest(samples.sm_clock_mhz_min for samples in gpu_samples),
         temperature_celsius_max=_highest(samples.temperature_celsius_max for samples in gpu_samples),
         power_watts=known_median(use.power_watts for use in uses),
-        throttle_reasons=_different(samples.throttle_reasons for samples in gpu_samples),
+        throttle_reasons=_all_different(samples.throttle_reasons for samples in gpu_samples),
         throttled_share=known_mean(use.gpu_throttled_share for use in uses),
-        limits=_different(samples.limits or () for samples in gpu_samples),
+        limits=_all_different(samples.limits or () for samples in gpu_samples),
         limited_share=known_mean(use.gpu_limited_share for use in uses),
-        power_limit_watts=_different(_power_limits(run) for run in runs),
+        power_limit_watts=_all_different(_power_limits(run) for run in runs),
         gpu_reason=_gpu_reason(ranks) if gpu_utilisation is None else "",
         joules_per_image=joules_per_image,
-        energy_source=_first_text(use.energy.source for use in uses),
+        energy_source=_first_nonempty(use.energy.source for use in uses),
         energy_reason=uses[0].energy.reason if joules_per_image is None else "",
         matmul_flops_per_second=known_median(use.compute.matmul_flops_per_second for use in uses),
         achieved_flops_per_second=estimate([use.compute.achieved_flops_per_second for use in uses]),
         share_of_matmul=estimate([use.compute.share_of_matmul for use in uses]),
         mfu=mfu,
-        peak_name=_first_text(use.compute.peak_name for use in uses),
+        peak_name=_first_nonempty(use.compute.peak_name for use in uses),
         mfu_reason=uses[0].compute.reason if mfu is None else "",
     )
 
@@ -254,29 +256,32 @@ def resource_figures(
 def timed_spans(run: Run, steady_from: int = 0) -> dict[int, range]:
     """Return epoch -> the steps that its resources cover, where these are all timed ones after warm-up, on all ranks.
 
+    Epochs whose ranks cover different steps, or steps that are not timed, are left out.
+
     Args:
         run: the record.
         steady_from: `RunFigures.steady_from`; light steps before it are warm-up that went on.
     """
-    spans: dict[int, set[range]] = {}
-    disturbing: list[Integers] = [np.array([], dtype=np.int64)]
+    spans_by_epoch: dict[int, set[range]] = {}  # the different spans of its ranks
+    disturbing_by_rank: list[Integers] = [np.array([], dtype=np.int64)]
     for rank in run.ranks:
         for line in rank.resources:
-            spans.setdefault(line.epoch, set()).add(_covered_steps(line))
-        disturbing.append(_disturbing_steps(rank, steady_from))
-    all_disturbing = np.concatenate(disturbing)
-    timed = {}
-    for epoch, spans_of_ranks in spans.items():
-        if len(spans_of_ranks) > 1:
+            spans_by_epoch.setdefault(line.epoch, set()).add(_covered_steps(line))
+        disturbing_by_rank.append(_disturbing_steps(rank, steady_from))
+    disturbing_steps = np.concatenate(disturbing_by_rank)  # their numbers, of all ranks
+    timed_span_by_epoch = {}
+    for epoch, spans in spans_by_epoch.items():
+        if len(spans) > 1:
             continue
-        (span,) = spans_of_ranks
-        is_disturbed = ((all_disturbing >= span.start) & (all_disturbing < span.stop)).any()
+        (span,) = spans
+        is_disturbed = ((disturbing_steps >= span.start) & (disturbing_steps < span.stop)).any()
         if span and not is_disturbed:
-            timed[epoch] = span
-    return timed
+            timed_span_by_epoch[epoch] = span
+    return timed_span_by_epoch
 
 
 def _covered_steps(line: ResourcesLine) -> range:
+    """Return the numbers of the steps that a line covers; empty where it covers none."""
     if line.steps is None:
         return range(0)
     first, last = line.steps
@@ -284,7 +289,7 @@ def _covered_steps(line: ResourcesLine) -> range:
 
 
 def _disturbing_steps(rank: RankRecord, steady_from: int) -> Integers:
-    """Numbers of a rank's steps that are warm-up, or not light."""
+    """Return the numbers of a rank's steps that are warm-up, or not light (recorded with a profiler)."""
     steps = Steps.of(rank.steps)
     is_timed = (steps.window == LIGHT) & ~steps.warmup & (steps.step >= steady_from)
     disturbing: Integers = steps.step[~is_timed]
@@ -292,6 +297,7 @@ def _disturbing_steps(rank: RankRecord, steady_from: int) -> Integers:
 
 
 def _run_use(run: Run, figures: RunFigures) -> _RunUse:
+    """Return what one run used in the epochs of `timed_spans`."""
     spans = timed_spans(run, figures.steady_from or 0)
     ranks = tuple(_rank_use(run, rank, spans) for rank in run.ranks)
     return _RunUse(
@@ -303,9 +309,9 @@ def _run_use(run: Run, figures: RunFigures) -> _RunUse:
 
 
 def _rank_use(run: Run, rank: RankRecord, epochs: Collection[int]) -> _RankUse:
-    """What a rank used in these epochs; its memory is that of all epochs."""
+    """Return what a rank used in these epochs; its memory is that of all epochs."""
     environment = rank.start.environment if rank.start else None
-    threads = environment.threads if environment else None
+    recorded_threads = environment.threads if environment else None
     lines = [line for line in rank.resources if line.epoch in epochs]
     if run.header.trial.train.device == "cuda":
         peak_bytes = _highest(line.cuda_allocated_bytes for line in rank.resources)
@@ -316,10 +322,10 @@ def _rank_use(run: Run, rank: RankRecord, epochs: Collection[int]) -> _RankUse:
         all_lines=rank.resources,
         seconds=sum(line.seconds for line in lines),
         cpu_seconds=sum(line.cpu_seconds for line in lines),
-        held_seconds=_sum_if_complete([line.cpu_throttled_seconds for line in lines]),
+        held_back_seconds=_sum_if_complete([line.cpu_throttled_seconds for line in lines]),
         host=environment.host if environment else "",
         gpu_samples=tuple(line.gpu for line in lines if line.gpu is not None),
-        threads=threads or run.header.trial.world.threads_per_rank,
+        threads=recorded_threads or run.header.trial.world.threads_per_rank,
         peak_bytes=peak_bytes,
         cores=environment.cores_allowed if environment else (),
         numa_nodes=environment.numa_nodes if environment else None,
@@ -327,7 +333,9 @@ def _rank_use(run: Run, rank: RankRecord, epochs: Collection[int]) -> _RankUse:
 
 
 def _cpu_utilisation_of_quota(run: Run, ranks: Sequence[_RankUse]) -> float | None:
-    """Cores that the ranks of a host kept busy / cores of its quota, mean over hosts; None where a rank has no quota.
+    """Return cores that the ranks of a host kept busy / cores of its quota, mean over hosts.
+
+    None where a rank has no quota, or no time is known.
 
     Args:
         run: the record.
@@ -341,33 +349,37 @@ def _cpu_utilisation_of_quota(run: Run, ranks: Sequence[_RankUse]) -> float | No
             return None
         quota_by_host[rank.host] = quota
         busy_cores_by_host.setdefault(rank.host, []).append(rank.cpu_seconds / rank.seconds)
-    return known_mean(
-        sum(busy_cores_by_host[host]) / quota_cores for host, quota_cores in quota_by_host.items() if quota_cores > 0
-    )
+    utilisations = []
+    for host, quota_cores in quota_by_host.items():
+        if quota_cores > 0:
+            utilisations.append(sum(busy_cores_by_host[host]) / quota_cores)
+    return known_mean(utilisations)
 
 
 def _rank_resources(uses: Sequence[_RunUse]) -> tuple[RankResources, ...]:
-    """The resources of each rank that is in any run, by its number."""
+    """Return the resources of each rank that is in any run, in the order of the ranks' numbers."""
     uses_by_rank: dict[int, list[_RankUse]] = {}
     for use in uses:
-        for rank in use.ranks:
-            uses_by_rank.setdefault(rank.rank, []).append(rank)
-    return tuple(
-        RankResources(
-            rank=number,
-            cpu_utilisation=known_median(rank.cpu_utilisation for rank in ranks),
-            peak_bytes=_highest(rank.peak_bytes for rank in ranks),
-            gpu_utilisation=known_median(rank.gpu_utilisation for rank in ranks),
-            share_of_matmul=known_median(use.compute.shares_of_matmul.get(number) for use in uses),
-            cores=ranks[0].cores,
-            numa_nodes=ranks[0].numa_nodes,
+        for rank_use in use.ranks:
+            uses_by_rank.setdefault(rank_use.rank, []).append(rank_use)
+    resources = []
+    for number, rank_uses in sorted(uses_by_rank.items()):
+        resources.append(
+            RankResources(
+                rank=number,
+                cpu_utilisation=known_median(rank_use.cpu_utilisation for rank_use in rank_uses),
+                peak_bytes=_highest(rank_use.peak_bytes for rank_use in rank_uses),
+                gpu_utilisation=known_median(rank_use.gpu_utilisation for rank_use in rank_uses),
+                share_of_matmul=known_median(use.compute.shares_of_matmul.get(number) for use in uses),
+                cores=rank_uses[0].cores,
+                numa_nodes=rank_uses[0].numa_nodes,
+            )
         )
-        for number, ranks in sorted(uses_by_rank.items())
-    )
+    return tuple(resources)
 
 
 def _power_limits(run: Run) -> list[float]:
-    """The power limit in W of each rank's GPU that has one."""
+    """Return the power limit in W of each rank's GPU that has one."""
     limits = []
     for environment in environments(run):
         settings = environment.device.settings
@@ -377,14 +389,14 @@ def _power_limits(run: Run) -> list[float]:
 
 
 def _gpu_reason(ranks: Sequence[_RankUse]) -> str:
-    """Why the GPU utilisation of some ranks is unknown. Of a slice of a GPU (MIG) NVML does not report it."""
-    unknown = [rank for rank in ranks if rank.gpu_utilisation is None]
-    if any(rank.gpu_samples for rank in unknown):
+    """Return why the GPU utilisation of some ranks is unknown. Of a slice of a GPU (MIG) NVML does not report it."""
+    unknown_ranks = [rank for rank in ranks if rank.gpu_utilisation is None]
+    if any(rank.gpu_samples for rank in unknown_ranks):
         return "NVML does not tell the utilisation of this GPU, or slice of one"
-    lines = list(itertools.chain.from_iterable(rank.all_lines for rank in unknown))
+    lines = list(itertools.chain.from_iterable(rank.all_lines for rank in unknown_ranks))
     if any(line.gpu for line in lines):
         return "no sample lies among timed steps alone"
-    return _first_text(line.gpu_reason for line in lines) or NOT_RECORDED
+    return _first_nonempty(line.gpu_reason for line in lines) or NOT_RECORDED
 
 
 _Number = TypeVar("_Number", int, float)
@@ -392,26 +404,28 @@ _Value = TypeVar("_Value", str, float)
 
 
 def _highest(values: Iterable[_Number | None]) -> _Number | None:
-    """The highest of the known values; None where none is known."""
+    """Return the highest of the known values; None where none is known."""
     return max((value for value in values if value is not None), default=None)
 
 
 def _lowest(values: Iterable[float | None]) -> float | None:
-    """The lowest of the known values; None where none is known."""
+    """Return the lowest of the known values; None where none is known."""
     return min((value for value in values if value is not None), default=None)
 
 
-def _different(groups: Iterable[Iterable[_Value]]) -> tuple[_Value, ...]:
-    """Each different value that is in any group, in order."""
+def _all_different(groups: Iterable[Iterable[_Value]]) -> tuple[_Value, ...]:
+    """Return each different value that is in any group, in rising order."""
     return tuple(sorted(set(itertools.chain.from_iterable(groups))))
 
 
-def _first_text(texts: Iterable[str | None]) -> str | None:
-    """The first text that is neither empty nor None; None where there is none."""
+def _first_nonempty(texts: Iterable[str | None]) -> str | None:
+    """Return the first text that is neither empty nor None; None where there is none."""
     return next((text for text in texts if text), None)
 
 
 def _sum_if_complete(values: Sequence[float | None]) -> float | None:
-    """The sum of the values; None where any of them is unknown, or there is none."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known and len(known) == len(values) else None
+    """Return the sum of the values; None where any of them is unknown, or there is none."""
+    known_values = [value for value in values if value is not None]
+    if not known_values or len(known_values) < len(values):
+        return None
+    return sum(known_values)

@@ -5,6 +5,7 @@ over ranks of the sum of their steps, and a step is what it adds to that:
 
     T(k) = max over ranks of (d(r, 1) + ... + d(r, k))          elapsed(k) = T(k) - T(k - 1)
 
+with d(r, k) the seconds that rank r recorded for step k,
 so that any stretch of consecutive steps adds up to the time that passed. The maxima over ranks of each step would not:
 collectives tie the ranks' pace, so that a rank which stamps late in one step is short in the next. The sum of such
 maxima is more than the time that passed, the more ranks the more.
@@ -30,7 +31,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -50,15 +51,19 @@ WHOLE, FIRST, SHORT = range(3)
 """Kinds of steps. Whole: a full global batch. First: it begins an epoch after the first one, and may wait for the
 loader. Short: it ends an epoch, with the images that are left."""
 LIGHT, EXPLAINED, ATTACHED = (WINDOWS.index(name) for name in ("light", "explained", "attached"))
+"""How a step was recorded. Light: timed alone. Explained: with the times of its kernels and collectives. Attached: not
+explained itself, but slowed by a profiler that was attached."""
 
 FEWEST_STEPS = 8
-"""Fewest steps that tell what is usual; of fewer, none is set aside."""
+"""Fewest steps whose median shows what is usual; of fewer, none is set aside."""
 SLOWER_TIMES = 1.5
+"""Times the usual seconds that a slow step takes, at least."""
 DEVIATIONS = 6.0
-"""Deviations of the logarithms. With both limits, chance sets a step aside in at most 2 % of log-normal runs."""
+"""Deviations of the logarithms by which it exceeds them too. With both limits, chance sets a step aside in at most 2 %
+of log-normal runs."""
 MAD_TO_SIGMA = 1.4826
 """Factor from the median absolute deviation of normal noise to its standard deviation."""
-_OF_LIKE_SIZE = 0.25
+_SAME_SIZE_SHARE = 0.25
 """Share of the largest excess from which another slow step counts as of the same size. Steps that recur differ among
 themselves, by a factor of two easily; benchmarks/slow_steps.py shows what each choice costs."""
 
@@ -90,12 +95,14 @@ class RunSteps:
         Args:
             runs: each run's steps by rank, with the same columns in all runs but for `seconds` and `loss`.
         """
-        if not _have_same_numbers(runs[0]):
-            positions = _common_positions(runs[0])
-            runs = [_at_positions(ranks, positions) for ranks in runs]
-        ranks = runs[0]
-        columns = {name: _column(name, runs) for name in COLUMNS if name != "step"}
-        step = ranks[0].step if ranks else np.array([], dtype=np.int64)
+        if _have_same_numbers(runs[0]):
+            aligned_runs = runs
+        else:
+            positions_by_rank = _common_positions(runs[0])
+            aligned_runs = [_steps_at(ranks, positions_by_rank) for ranks in runs]
+        ranks_of_first_run = aligned_runs[0]
+        columns = {name: _column(name, aligned_runs) for name in COLUMNS if name != "step"}
+        step = ranks_of_first_run[0].step if ranks_of_first_run else np.array([], dtype=np.int64)
         return cls(step, **columns)
 
     def in_window(self, window: int) -> Flags:
@@ -111,16 +118,18 @@ _COLUMNS_BY_RUN = ("seconds", "loss")
 
 
 def _column(name: str, runs: Sequence[Sequence[Steps]]) -> npt.NDArray[Any]:
-    """Return a column of all ranks, (R, S); of all runs, (B, R, S), where they may differ in it."""
+    """Return a column of `RunSteps`: (R, S) where all runs have the same values, (B, R, S) where they may differ."""
     rank_count = len(runs[0])
-    shape: tuple[int, ...] = (rank_count, -1)
-    rows = [getattr(steps, name) for steps in runs[0]]
+    shape: tuple[int, ...]  # without the steps
     if name in _COLUMNS_BY_RUN:
-        shape = (len(runs), *shape)
+        shape = (len(runs), rank_count)
         rows = [getattr(steps, name) for steps in itertools.chain.from_iterable(runs)]
+    else:
+        shape = (rank_count,)
+        rows = [getattr(steps, name) for steps in runs[0]]
     if not rows:
-        return np.empty((*shape[:-1], 0), dtype=COLUMNS[name])
-    return np.concatenate(rows).reshape(shape)  # np.stack in a third of the time
+        return np.empty((*shape, 0), dtype=COLUMNS[name])
+    return np.concatenate(rows).reshape(*shape, -1)  # np.stack in a third of the time
 
 
 def _have_same_numbers(ranks: Sequence[Steps]) -> bool:
@@ -152,13 +161,14 @@ class _LastLines(NamedTuple):
 
 
 def _last_lines(steps: Steps) -> _LastLines:
-    # np.unique returns the first position of each number, so the last one is found in the reversed steps.
+    """Return the last line of each number."""
+    # np.unique returns the first position of each number, which in the reversed steps is the last one.
     numbers, positions_from_the_end = np.unique(steps.step[::-1], return_index=True)
     return _LastLines(numbers, len(steps) - 1 - positions_from_the_end)
 
 
-def _at_positions(ranks: Sequence[Steps], positions: Sequence[Integers]) -> list[Steps]:
-    return [steps.at(positions_of_rank) for steps, positions_of_rank in zip(ranks, positions, strict=True)]
+def _steps_at(ranks: Sequence[Steps], positions_by_rank: Sequence[Integers]) -> list[Steps]:
+    return [steps.at(positions) for steps, positions in zip(ranks, positions_by_rank, strict=True)]
 
 
 def recorded_steps(run: Run) -> list[Steps]:
@@ -168,21 +178,29 @@ def recorded_steps(run: Run) -> list[Steps]:
     return [Steps.of(rank.steps) for rank in run.ranks]
 
 
-def in_like_groups(runs: Sequence[Sequence[Steps]]) -> list[list[int]]:
-    """Return the indices of `runs`, grouped for `RunSteps.of`: steps of a group differ in seconds and losses alone."""
+def group_runs_by_steps(runs: Sequence[Sequence[Steps]]) -> list[list[int]]:
+    """Return the indices of `runs` in groups whose steps differ in seconds and losses alone, as `RunSteps.of` needs.
+
+    Example: of three runs, of which the last one recorded fewer steps, [[0, 1], [2]].
+
+    Args:
+        runs: each run's steps by rank.
+    """
     shared_columns = [name for name in COLUMNS if name not in _COLUMNS_BY_RUN]
-    groups: dict[tuple[bytes, ...], list[int]] = {}
-    for index, ranks in enumerate(runs):
-        key = tuple(getattr(steps, name).tobytes() for steps in ranks for name in shared_columns)
-        groups.setdefault(key, []).append(index)
-    return list(groups.values())
+    runs_by_columns: dict[tuple[bytes, ...], list[int]] = {}
+    for run, ranks in enumerate(runs):
+        columns: list[bytes] = []
+        for steps in ranks:
+            columns += [getattr(steps, name).tobytes() for name in shared_columns]
+        runs_by_columns.setdefault(tuple(columns), []).append(run)
+    return list(runs_by_columns.values())
 
 
 def elapsed_seconds(steps: RunSteps) -> FloatArray:
     """Return the seconds that each step adds to the time that passed, (B, S): see the module's docstring.
 
-    Clocks start together where an epoch or an explained block begins, and after such a block. They are taken to start
-    together after marked warm-up too, and after a step that is missing in the record.
+    The ranks' clocks start together where an epoch or a block of explained steps begins, and after such a block. They
+    are taken to start together after marked warm-up too, and after a step that is missing in the record.
     """
     elapsed = np.empty((len(steps.seconds), len(steps)))
     if not len(steps):
@@ -193,7 +211,7 @@ def elapsed_seconds(steps: RunSteps) -> FloatArray:
         | _changes(steps.warmup[0])
         | _changes(steps.window[0] == EXPLAINED)
     )
-    restarts = (np.flatnonzero(clocks_restart) + 1).tolist()  # positions of steps before which clocks restart
+    restarts = (np.flatnonzero(clocks_restart) + 1).tolist()  # positions of the steps before which clocks restart
     stretch_bounds = [0, *restarts, len(steps)]  # [0, 3, 8]: steps 0 to 2, and 3 to 7
     with np.errstate(over="ignore", invalid="ignore"):
         for begin, end in itertools.pairwise(stretch_bounds):
@@ -217,6 +235,7 @@ def step_kinds(steps: RunSteps) -> npt.NDArray[np.uint8]:
     kinds = np.full(len(steps), WHOLE, dtype=np.uint8)
     if not len(steps):
         return kinds
+    # For each epoch the position of its first step, and the number of its steps: (epochs,).
     _, epoch_begins, steps_in_epoch = np.unique(steps.epoch[0], return_index=True, return_counts=True)
     has_first = (steps_in_epoch > 1) & (epoch_begins > 0)
     kinds[epoch_begins[has_first]] = FIRST
@@ -236,8 +255,8 @@ def medians(values: FloatArray) -> FloatArray:
     above_middle = np.take_along_axis(ordered, known_count // 2, axis=-1)  # the same value for an odd count
     is_odd = known_count % 2
     with np.errstate(over="ignore"):
-        medians_kept = np.where(is_odd, below_middle, (below_middle + above_middle) / 2)  # (..., 1)
-    return np.asarray(medians_kept[..., 0])
+        middle = np.where(is_odd, below_middle, (below_middle + above_middle) / 2)  # (..., 1)
+    return np.asarray(middle[..., 0])
 
 
 class SlowStep(NamedTuple):
@@ -266,33 +285,50 @@ def slow_steps(numbers: Integers, seconds: FloatArray, kinds: npt.NDArray[np.uin
     instead, where there are two or more and that is longer: waiting for the loader is part of every epoch.
 
     Args:
-        numbers: numbers of the steps, (S,).
-        seconds: elapsed seconds (`elapsed_seconds`), (B, S).
+        numbers: numbers of the S steps, which all B runs have.
+        seconds: seconds that each step adds to the time that passed (`elapsed_seconds`), (B, S).
         kinds: kinds of the steps (`step_kinds`), (S,).
 
     Returns:
         For each run its slow steps; none where there are fewer than `FEWEST_STEPS` steps.
     """
-    slow: list[list[SlowStep]] = [[] for _ in seconds]
+    slow_by_run: list[list[SlowStep]] = [[] for _ in seconds]
     if len(numbers) < FEWEST_STEPS:
-        return slow
-    whole = seconds[:, kinds == WHOLE]
-    firsts = seconds[:, kinds == FIRST]
-    usual = medians(whole if whole.shape[1] >= FEWEST_STEPS else seconds)  # (B,)
-    usual_first = np.fmax(usual, firsts.min(axis=1)) if firsts.shape[1] > 1 else usual  # (B,)
-    usual_by_step = np.where(kinds == FIRST, usual_first[:, None], usual[:, None])  # (B, S)
-    noise = _log_noise(whole if whole.shape[1] else seconds)
+        return slow_by_run
+    whole_seconds = seconds[:, kinds == WHOLE]
+    noise = _log_noise(whole_seconds if whole_seconds.shape[1] else seconds)
     margin = np.fmax(math.log(SLOWER_TIMES), DEVIATIONS * noise)  # of logarithms, (B,)
-    # Logarithms are taken of the few steps above the usual ones alone: a run and a position for each of these.
-    runs, positions = np.nonzero((seconds > usual_by_step) & (usual > 0)[:, None])
-    step_seconds = seconds[runs, positions]
-    usual_seconds = usual_by_step[runs, positions]
-    is_slow = np.log(step_seconds) - np.log(usual_seconds) > margin[runs]
-    excess_seconds = (step_seconds - usual_seconds)[is_slow].tolist()
+    usual_whole = medians(whole_seconds if whole_seconds.shape[1] >= FEWEST_STEPS else seconds)  # (B,)
+    usual = _usual_seconds(usual_whole, seconds, kinds)  # (B, S)
+    has_usual = (usual_whole > 0)[:, None]  # (B, 1)
+    # Logarithms are taken of the few candidates alone. Candidate c is step positions[c] of run runs[c].
+    runs, positions = np.nonzero((seconds > usual) & has_usual)
+    candidate_seconds = seconds[runs, positions]
+    candidate_usual = usual[runs, positions]
+    is_slow = np.log(candidate_seconds) - np.log(candidate_usual) > margin[runs]
     slow_numbers = numbers[positions[is_slow]].tolist()
+    excess_seconds = (candidate_seconds - candidate_usual)[is_slow].tolist()
     for run, number, excess in zip(runs[is_slow].tolist(), slow_numbers, excess_seconds, strict=True):
-        slow[run].append(SlowStep(number, excess))
-    return slow
+        slow_by_run[run].append(SlowStep(number, excess))
+    return slow_by_run
+
+
+def _usual_seconds(usual_whole: FloatArray, seconds: FloatArray, kinds: npt.NDArray[np.uint8]) -> FloatArray:
+    """Return the seconds that a step of its run and kind usually takes, for each step: (B, S).
+
+    They are those of a whole step. For a step that begins an epoch they are the shortest such step of the run, where
+    there are two or more and that is longer.
+
+    Args:
+        usual_whole: usual seconds of a whole step in each run, (B,).
+        seconds: elapsed seconds of the steps, (B, S).
+        kinds: kinds of the steps, (S,).
+    """
+    usual_first = usual_whole
+    first_seconds = seconds[:, kinds == FIRST]  # (B, steps that begin an epoch)
+    if first_seconds.shape[1] > 1:
+        usual_first = np.fmax(usual_whole, first_seconds.min(axis=1))
+    return np.where(kinds == FIRST, usual_first[:, None], usual_whole[:, None])
 
 
 def _log_noise(seconds: FloatArray) -> FloatArray:
@@ -302,63 +338,72 @@ def _log_noise(seconds: FloatArray) -> FloatArray:
         return MAD_TO_SIGMA * medians(np.abs(logs - medians(logs)[:, None]))
 
 
-def decide_slow_steps(slow_by_run: Sequence[Sequence[SlowStep]], new_shapes: Sequence[int | None]) -> list[SlowSteps]:
+def decide_slow_steps(
+    slow_by_run: Sequence[Sequence[SlowStep]], first_short_steps: Sequence[int | None]
+) -> list[SlowSteps]:
     """Decide once for all runs of a trial which of their slow steps are set aside, and which are kept.
 
-    Two kinds are set aside: the one slow step that is alone of its size in all runs (`one_off`), and in each run the
-    first step of a new shape: a short last step for which kernels are compiled or chosen anew. That comes once a run,
-    not once in so many steps.
+    Two kinds of slow steps do not recur once in so many steps, and are set aside:
+
+    - in each run its first short step: its batch has a new shape, for which kernels are compiled or chosen anew;
+    - among all other slow steps of all runs the only one of its size (`one_off`).
 
     Args:
         slow_by_run: the slow steps of each run (`slow_steps`).
-        new_shapes: the number of each run's first short step; None where it has none, or had it in its warm-up.
+        first_short_steps: the number of each run's first short step, slow or not; None where it has none, or had it in
+            its warm-up.
+
+    Returns:
+        One for each run.
     """
     other_slow_by_run = []
-    for slow_steps_of_run, new_shape in zip(slow_by_run, new_shapes, strict=True):
-        other_slow_by_run.append([slow for slow in slow_steps_of_run if slow.step != new_shape])
-    event = one_off(other_slow_by_run)
-    decided = []
-    for run, (slow_steps_of_run, new_shape) in enumerate(zip(slow_by_run, new_shapes, strict=True)):
-        event_step = event.step if event is not None and event.run == run else None
-        exceptional_steps = (new_shape, event_step)
-        set_aside = [slow.step for slow in slow_steps_of_run if slow.step in exceptional_steps]
-        kept = [slow.step for slow in slow_steps_of_run if slow.step not in exceptional_steps]
-        decided.append(SlowSteps(tuple(sorted(set_aside)), tuple(kept)))
-    return decided
+    for slow_steps_of_run, first_short in zip(slow_by_run, first_short_steps, strict=True):
+        other_slow_by_run.append([slow for slow in slow_steps_of_run if slow.step != first_short])
+    only_one = one_off(other_slow_by_run)
+    decisions = []
+    for run, (slow_steps_of_run, first_short) in enumerate(zip(slow_by_run, first_short_steps, strict=True)):
+        steps_to_set_aside = {first_short}
+        if only_one is not None and only_one.run == run:
+            steps_to_set_aside.add(only_one.step)
+        set_aside = [slow.step for slow in slow_steps_of_run if slow.step in steps_to_set_aside]
+        kept = [slow.step for slow in slow_steps_of_run if slow.step not in steps_to_set_aside]
+        decisions.append(SlowSteps(tuple(sorted(set_aside)), tuple(kept)))
+    return decisions
 
 
 class OneOff(NamedTuple):
-    """The one slow step of its size in all runs of a trial."""
+    """The only slow step of its size in all runs of a trial."""
 
     run: int
-    """Position of its run among the runs."""
+    """Index of its run among the runs."""
     step: int
     """Its number in the run."""
 
 
 def one_off(slow_by_run: Sequence[Sequence[SlowStep]]) -> OneOff | None:
-    """Return the slow step that is alone of its size in all runs of a trial; None where there is none, or it recurs.
+    """Return the slow step that is the only one of its size in all runs of a trial; None where there is none.
 
-    A step is alone if every other slow step exceeds the usual seconds by less than a quarter as much.
+    It is the only one if every other slow step exceeds the usual seconds by less than a quarter as much.
 
     A step that recurs with probability p is mistaken for a single event only where the runs' N steps show it once. So
     the mean over many studies lacks exp(-N p) of what such steps add: 22 % at N p = 1.5, 5 % at 3. There no rule can
     tell the two apart.
     """
-    events = []
+    slow_steps_of_all = []
     for run, slow_steps_of_run in enumerate(slow_by_run):
-        events += [_SlowEvent(run, slow.step, slow.excess_seconds) for slow in slow_steps_of_run]
-    if not events:
+        slow_steps_of_all += [_SlowStepOfRun(run, slow.step, slow.excess_seconds) for slow in slow_steps_of_run]
+    if not slow_steps_of_all:
         return None
-    largest = max(events, key=lambda event: event.excess_seconds)
-    of_like_size = [event for event in events if event.excess_seconds >= _OF_LIKE_SIZE * largest.excess_seconds]
-    if len(of_like_size) > 1:
+    slowest = max(slow_steps_of_all, key=lambda slow: slow.excess_seconds)
+    same_size_excess = _SAME_SIZE_SHARE * slowest.excess_seconds
+    same_size = [slow for slow in slow_steps_of_all if slow.excess_seconds >= same_size_excess]
+    if len(same_size) > 1:
         return None
-    return OneOff(largest.run, largest.step)
+    return OneOff(slowest.run, slowest.step)
 
 
-class _SlowEvent(NamedTuple):
-    """A slow step of one of several runs, by the position of its run."""
+class _SlowStepOfRun(NamedTuple):
+    """A slow step with the index of its run among several."""
 
     run: int
     step: int
@@ -380,16 +425,23 @@ def common_steps(run: Run, lines_of: Callable[[RankRecord], Sequence[Line]]) -> 
         run: the record.
         lines_of: the lines of one rank, each with a `step`.
     """
-    by_rank = [{line.step: line for line in lines_of(rank)} for rank in explained_ranks(run)]
-    if not by_rank or len(run.ranks) < len(run.ranks_needed):
+    lines_by_rank = [_lines_by_step(lines_of(rank)) for rank in explained_ranks(run)]
+    if not lines_by_rank or len(run.ranks) < len(run.ranks_needed):
         return []
-    common = set.intersection(*(set(lines) for lines in by_rank))
-    return [tuple(lines[step] for lines in by_rank) for step in sorted(common)]
+    steps_of_all_ranks = set.intersection(*map(set, lines_by_rank))
+    common_lines = []
+    for step in sorted(steps_of_all_ranks):
+        common_lines.append(tuple(lines_by_step[step] for lines_by_step in lines_by_rank))
+    return common_lines
+
+
+def _lines_by_step(lines: Iterable[Line]) -> dict[int, Line]:
+    return {line.step: line for line in lines}
 
 
 def explained_ranks(run: Run) -> tuple[RankRecord, ...]:
-    """Return all ranks of a run; for a script without a Probe only those that left traces."""
-    if run.header.trial.train.script is None or not whole_epochs_alone(run):
+    """Return all ranks of a run; for a user's script that records no step itself only those with explained steps."""
+    if run.header.trial.train.script is None or not has_only_whole_epochs(run):
         return tuple(run.ranks)
     return tuple(rank for rank in run.ranks if rank.explained)
 
@@ -402,7 +454,7 @@ LastStepSource = Literal["measured", "share"]
 
 @dataclass(frozen=True)
 class Pace:
-    """What a run's figures of time derive from; None where unknown."""
+    """How fast a run goes; None where unknown."""
 
     step_seconds: float | None = None
     """Mean elapsed seconds of a whole step, such that `effective_steps` of them are an epoch."""
@@ -453,20 +505,20 @@ def pace_of_steps(
             source="steps",
         )
     if epoch.steps == 1:  # the step is the whole epoch
-        return _pace(seconds.mean_of_like_steps(), effective_steps=1.0, last_step=None, epoch_images=epoch.images)
-    share = last_step_share(trial, epoch.images)
-    whole_steps = epoch.steps if share is None else epoch.steps - 1
-    step_seconds = _whole_step_seconds(seconds, whole_steps, share)
-    if share is None or step_seconds <= 0:
-        return _pace(step_seconds, float(epoch.steps), last_step=None, epoch_images=epoch.images)
+        return _epoch_pace(seconds.mean_of_like_steps(), effective_steps=1.0, last_step=None, epoch_images=epoch.images)
+    short_share = last_step_share(trial, epoch.images)
+    whole_steps = epoch.steps if short_share is None else epoch.steps - 1
+    step_seconds = _whole_step_seconds(seconds, whole_steps, short_share)
+    if short_share is None or step_seconds <= 0:
+        return _epoch_pace(step_seconds, float(epoch.steps), last_step=None, epoch_images=epoch.images)
     if seconds.short:
         effective_steps = whole_steps + _mean(seconds.short) / step_seconds
-        return _pace(step_seconds, effective_steps, last_step="measured", epoch_images=epoch.images)
-    return _pace(step_seconds, whole_steps + share, last_step="share", epoch_images=epoch.images)
+        return _epoch_pace(step_seconds, effective_steps, last_step="measured", epoch_images=epoch.images)
+    return _epoch_pace(step_seconds, whole_steps + short_share, last_step="share", epoch_images=epoch.images)
 
 
 def _has_images_for_steps(run: Run, images: Integers) -> bool:
-    """Whether the run was imported from a table of rates without a batch: its "steps" are one image per GPU."""
+    """Whether the run was imported from a table of rates without a batch: then its "steps" are one image per GPU."""
     imported = run.header.imported
     return imported is not None and imported.batch_told is False and bool((images == 1).all())
 
@@ -504,29 +556,38 @@ class _SecondsByKind(NamedTuple):
         return _mean([*self.whole, *self.first] or self.short)
 
 
-def _whole_step_seconds(seconds: _SecondsByKind, whole_steps: int, share: float | None) -> float:
-    """Return the mean over the whole steps of an epoch, one of which begins it, from those that were timed.
+def _whole_step_seconds(seconds: _SecondsByKind, whole_steps: int, short_share: float | None) -> float:
+    """Return the mean seconds over the whole steps of an epoch, of which the one that begins it may take longer.
 
     Args:
         seconds: of the timed steps.
-        whole_steps: number of whole steps in an epoch.
-        share: share of the images of a whole step that the short last one has; None: there is no short one.
+        whole_steps: number of whole steps in an epoch, with the one that begins it.
+        short_share: share of the images of a whole step that the short last one has; None: there is no short one.
     """
     if not seconds.whole and not seconds.first:
-        return _mean(seconds.short) / (share or 1.0)
+        return _mean(seconds.short) / (short_share or 1.0)
     usual_step = _mean(seconds.whole or seconds.first)
     first_step = _mean(seconds.first) if seconds.first else usual_step
     return usual_step + (first_step - usual_step) / whole_steps
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Return the mean, also where the sum overflows."""
+    """Return the mean, also of values whose sum overflows."""
     total = sum(values)
     return total / len(values) if math.isfinite(total) else sum(value / len(values) for value in values)
 
 
-def _pace(step_seconds: float, effective_steps: float, last_step: LastStepSource | None, epoch_images: int) -> Pace:
-    """Return the pace of a run whose steps are known and add up to an epoch; `NO_PACE` where a step takes no time."""
+def _epoch_pace(
+    step_seconds: float, effective_steps: float, last_step: LastStepSource | None, epoch_images: int
+) -> Pace:
+    """Return the pace of a run of whose steps it is known how many are an epoch; `NO_PACE` where a step takes no time.
+
+    Args:
+        step_seconds: seconds of a whole step.
+        effective_steps: how many whole steps take as long as an epoch.
+        last_step: how the time of the short last step is known; None where the last step is a whole one.
+        epoch_images: images that are trained in an epoch.
+    """
     if positive_or_none(step_seconds) is None:
         return NO_PACE
     return Pace(
@@ -547,11 +608,11 @@ def pace_of_epochs(trial: Trial, model: ModelLine | None, epoch_seconds: float |
     epoch = epoch_size(trial, model)
     if not epoch.images or not epoch.steps:
         return Pace(epoch_seconds=epoch_seconds, source="epochs")
-    share = last_step_share(trial, epoch.images)
+    short_share = last_step_share(trial, epoch.images)
     effective_steps = float(epoch.steps)
     last_step: LastStepSource | None = None
-    if share is not None and epoch.steps != 1:
-        effective_steps = epoch.steps - 1 + share
+    if short_share is not None and epoch.steps != 1:
+        effective_steps = epoch.steps - 1 + short_share
         last_step = "share"
     return Pace(
         step_seconds=positive_or_none(epoch_seconds / effective_steps),
@@ -583,10 +644,10 @@ def epoch_size(trial: Trial, model: ModelLine | None) -> EpochSize:
     return EpochSize(images, steps)
 
 
-def whole_epochs_alone(run: Run) -> bool:
+def has_only_whole_epochs(run: Run) -> bool:
     """Return whether a run that was imported, or that ran a user's own script, recorded no steps."""
-    from_elsewhere = run.header.imported is not None or run.header.trial.train.script is not None
-    return from_elsewhere and not any(rank.steps for rank in run.ranks)
+    may_lack_steps = run.header.imported is not None or run.header.trial.train.script is not None
+    return may_lack_steps and not any(rank.steps for rank in run.ranks)
 
 
 def positive_or_none(value: float | None) -> float | None:

@@ -12,9 +12,9 @@
     launch_gaps  the device has nothing to do inside a phase (GPU only)
     other        the remaining time
 
-wait, wire and norm together are exposed communication, which is known also where they cannot be told apart. A step or
-run from which the profiler lost events is lossy: not even its exposed communication is known. Lossy ones are left out
-of means where others are complete.
+Exposed communication is wait, wire and norm together: the time in which a rank does nothing but communicate. It is
+known also where the three cannot be told apart. A step or run from which the profiler lost events is lossy: not even
+its exposed communication is known. Lossy ones are left out of means where others are complete.
 
     light steps      run without the profiler
     attached steps   run while the profiler is attached, but does not record (GPU only)
@@ -30,6 +30,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -48,10 +49,12 @@ from vitscale.store.records import COMMUNICATION, EXPOSED, PARTS, ExplainedLine
 from vitscale.store.results import Run
 
 COMPUTE = ("h2d", "forward", "backward")
+"""Parts of a step in which a rank works on its own batch, up to the update."""
 _LEAST_WAIT_SHARE = 0.02
 """Share of a step that a wait must exceed: below it nobody is waited for."""
-_FEWEST_STEPS_TO_NAME = 3
-_NEIGHBOURS = 4
+_FEWEST_STRAGGLER_STEPS = 3
+"""Fewest explained steps after which a rank is named as the one that the others wait for."""
+_NEIGHBOURS_PER_SIDE = 4
 """Number of timed steps on either side that an explained block is compared with."""
 
 
@@ -73,7 +76,7 @@ class RankParts:
         return exposed / self.seconds if exposed is not None and self.seconds > 0 else None
 
     def sum_of(self, *names: str) -> float:
-        """The sum of those parts that are known."""
+        """Return the sum of those parts that are known, in seconds."""
         return sum(self.parts[name] or 0.0 for name in names)
 
 
@@ -146,14 +149,18 @@ class Breakdown:
         return Estimate(typical.exposed_share, over_runs.low, over_runs.high, note=over_runs.note)
 
     def part_seconds(self, number: int, part: str | None) -> Estimate | None:
-        """Return the seconds of a part of one rank's step over runs.
+        """Return the seconds that a part of one rank's explained step takes: the mean over runs, with its interval.
 
         Args:
-            number: of the rank.
+            number: number of the rank; it must be among `ranks`.
             part: one of PARTS; COMMUNICATION: all exposed communication; None: the whole step.
+
+        Returns:
+            None where the part is unknown in every run.
         """
 
         def seconds_in(run: Breakdown) -> float | None:
+            """The part's seconds in one run."""
             rank = run.rank(number)
             if part is None:
                 return rank.seconds
@@ -164,7 +171,7 @@ class Breakdown:
         return self.over_runs(seconds_in)
 
     def rank(self, number: int) -> RankParts:
-        """The parts of one rank."""
+        """Return the parts of the rank with this number, which must be among `ranks`."""
         return next(rank for rank in self.ranks if rank.rank == number)
 
     @property
@@ -185,6 +192,7 @@ class Breakdown:
 
 
 def _wait_or_exposed_seconds(rank: RankParts) -> float:
+    """Return the seconds that a rank waited; where they are unknown those of its exposed communication."""
     wait_seconds = rank.parts["wait"]
     if wait_seconds is not None:
         return wait_seconds
@@ -201,10 +209,10 @@ class _ExplainedStep(NamedTuple):
     """Rank -> seconds for which it waited, exposed or not; lacks ranks of which this is unknown."""
 
 
-class _CountedSteps(NamedTuple):
-    """The explained steps of one run, by whether they are in its means."""
+class _SelectedSteps(NamedTuple):
+    """The explained steps of one run, at least one, by whether they are in its means."""
 
-    counted: list[_ExplainedStep]
+    in_means: list[_ExplainedStep]
     left_out: list[_ExplainedStep]
 
 
@@ -218,32 +226,40 @@ def breakdown(run: Run, steady_from: int = 0) -> Breakdown | None:
     explained_steps = [_explained_step(lines) for lines in explained(run, steady_from)]
     if not explained_steps:
         return None
-    steps = _without_lossy_steps(explained_steps)
-    reasons: dict[str, str] = {}
-    for step in steps.counted:
-        reasons |= step.reasons
-    mean_ranks = _mean_ranks([step.ranks for step in steps.counted])
+    steps_in_means, steps_left_out = _select_steps(explained_steps)
+    reasons = _merged_reasons([step.reasons for step in steps_in_means])
     overheads = _overheads(run, steady_from)
+    profiled_ranks = _mean_ranks([step.ranks for step in steps_in_means])
     if run.header.trial.train.device == "cuda":
-        mean_ranks = _without_profiling(mean_ranks, overheads.light_seconds)
+        ranks = _without_profiling(profiled_ranks, overheads.light_seconds)
+    else:
+        ranks = profiled_ranks
     return Breakdown(
-        ranks=mean_ranks,
-        steps=len(steps.counted),
+        ranks=ranks,
+        steps=len(steps_in_means),
         reasons=reasons,
         overhead=overheads.explained_overhead,
-        straggler=_straggler(mean_ranks, [step.wait_by_rank for step in steps.counted]),
+        straggler=_straggler(ranks, [step.wait_by_rank for step in steps_in_means]),
         attached_overhead=overheads.attached_overhead,
-        left_out=tuple(_loss(step.reasons, reasons) for step in steps.left_out),
+        left_out=tuple(_lossy_reason(step.reasons, reasons) for step in steps_left_out),
     )
 
 
-def _without_lossy_steps(steps: list[_ExplainedStep]) -> _CountedSteps:
+def _merged_reasons(all_reasons: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return part -> why it is unknown in some step or run; of several reasons for one part the last."""
+    merged: dict[str, str] = {}
+    for reasons in all_reasons:
+        merged |= reasons
+    return merged
+
+
+def _select_steps(steps: list[_ExplainedStep]) -> _SelectedSteps:
     """Leave out the lossy steps. Where all are lossy none is left out: what they have in common is still known."""
     complete_steps = [step for step in steps if _is_complete(step.ranks)]
     lossy_steps = [step for step in steps if not _is_complete(step.ranks)]
     if not complete_steps:
-        return _CountedSteps(counted=lossy_steps, left_out=[])
-    return _CountedSteps(counted=complete_steps, left_out=lossy_steps)
+        return _SelectedSteps(in_means=lossy_steps, left_out=[])
+    return _SelectedSteps(in_means=complete_steps, left_out=lossy_steps)
 
 
 def _without_profiling(ranks: tuple[RankParts, ...], light_seconds: float | None) -> tuple[RankParts, ...]:
@@ -253,15 +269,16 @@ def _without_profiling(ranks: tuple[RankParts, ...], light_seconds: float | None
 
     Args:
         ranks: the mean explained step of each rank.
-        light_seconds: seconds of the mean light step; None where it is unknown, and then nothing is taken out.
+        light_seconds: seconds of the mean light step, which runs without the profiler; None where it is unknown, and
+            then nothing is taken out.
     """
     if light_seconds is None:
         return ranks
     light_share = light_seconds / max(rank.seconds for rank in ranks)
-    return tuple(_light_step(rank, light_share * rank.seconds) for rank in ranks)
+    return tuple(_shortened_step(rank, light_share * rank.seconds) for rank in ranks)
 
 
-def _light_step(rank: RankParts, seconds: float) -> RankParts:
+def _shortened_step(rank: RankParts, seconds: float) -> RankParts:
     """Return a rank's explained step on a GPU as it would be if it took only `seconds`.
 
     The profiler lengthens some parts more than others (`unprofiled`). Where the gaps or the exchanges of the step are
@@ -275,13 +292,13 @@ def _light_step(rank: RankParts, seconds: float) -> RankParts:
     wait_is_known = rank.parts["wait"] is not None
     if not wait_is_known:
         known_parts[COMMUNICATION] = rank.exposed_seconds
-    light = unprofiled(known_parts, seconds, "cuda")
-    exposed_seconds = sum(light[name] for name in EXPOSED) if wait_is_known else light[COMMUNICATION]
-    return RankParts(rank.rank, seconds, {name: light.get(name) for name in rank.parts}, exposed_seconds)
+    shortened = unprofiled(known_parts, seconds, "cuda")
+    exposed_seconds = sum(shortened[name] for name in EXPOSED) if wait_is_known else shortened[COMMUNICATION]
+    return RankParts(rank.rank, seconds, {name: shortened.get(name) for name in rank.parts}, exposed_seconds)
 
 
 def _explained_step(lines: Sequence[tuple[int, ExplainedLine]]) -> _ExplainedStep:
-    """Return the parts of one step.
+    """Return the parts of one step on all ranks.
 
     Args:
         lines: (rank number, what the profiler recorded) of all ranks.
@@ -293,26 +310,26 @@ def _explained_step(lines: Sequence[tuple[int, ExplainedLine]]) -> _ExplainedSte
         ranks.append(_rank_parts(line, exposure))
         reasons |= {part: reason for part, reason in line.unknown.items() if part in PARTS}
         reasons |= dict.fromkeys(exposure.unknown_parts, exposure.reason)
-        if exposure.late_by_seconds is not None:
-            wait_by_rank[exposure.rank] = exposure.late_by_seconds
+        if exposure.waiting_seconds is not None:
+            wait_by_rank[exposure.rank] = exposure.waiting_seconds
     return _ExplainedStep(ranks, reasons, wait_by_rank)
 
 
 def _is_complete(ranks: Sequence[RankParts]) -> bool:
     """Whether the profiler lost no events of a step or run: then exposed communication is known on all ranks.
 
-    Other parts may be unknown all the same because of what the step runs, such as a CUDA graph. Such steps are not left
-    out: the mean of the others would be of another kind of step.
+    Other parts may be unknown all the same because of what the step runs, such as a CUDA graph. Such steps are complete
+    nevertheless: without them the mean would be of another kind of step.
     """
     return all(rank.exposed_seconds is not None for rank in ranks)
 
 
-def _loss(reasons: Mapping[str, str], common_reasons: Mapping[str, str]) -> str:
-    """Return the first reason of a lossy step or run that the counted ones do not have too.
+def _lossy_reason(reasons: Mapping[str, str], common_reasons: Mapping[str, str]) -> str:
+    """Return in words what the profiler lost of a lossy step or run: its first reason that those in the mean lack.
 
     Args:
         reasons: part -> why it is unknown in the lossy one.
-        common_reasons: part -> why it is unknown in those that are counted.
+        common_reasons: part -> why it is unknown in those in the mean too.
     """
     for reason in reasons.values():
         if reason not in common_reasons.values():
@@ -330,44 +347,42 @@ def mean_breakdown(
         clusters: the runs of each observation.
         typical_rank: number of the typical rank, where it is fixed.
     """
-    by_run = _with_same_ranks(by_run)
-    explained_runs = [run for run in by_run if run is not None]
+    explained_by_run = _with_same_ranks(by_run)
+    explained_runs = [run for run in explained_by_run if run is not None]
     if not explained_runs:
         return None
-    counted_by_run = _without_lossy(by_run)
-    counted_runs = [run for run in counted_by_run if run is not None]
-    reasons: dict[str, str] = {}
-    for run in counted_runs:
-        reasons |= run.reasons
+    complete_by_run = _without_lossy(explained_by_run)
+    complete_runs = [run for run in complete_by_run if run is not None]
+    reasons = _merged_reasons([run.reasons for run in complete_runs])
     left_out = list(itertools.chain.from_iterable(run.left_out for run in explained_runs))
-    for recorded, counted in zip(by_run, counted_by_run, strict=True):
-        if recorded is not None and counted is None:
-            left_out += [_loss(recorded.reasons, reasons)] * recorded.steps
+    for explained_run, complete_run in zip(explained_by_run, complete_by_run, strict=True):
+        if explained_run is not None and complete_run is None:
+            left_out += [_lossy_reason(explained_run.reasons, reasons)] * explained_run.steps
     return Breakdown(
-        ranks=_mean_over_observations(counted_by_run, clusters),
-        steps=sum(run.steps for run in counted_runs),
+        ranks=_mean_over_observations(complete_by_run, clusters),
+        steps=sum(run.steps for run in complete_runs),
         reasons=reasons,
-        overhead=known_median(run.overhead for run in counted_runs),
-        straggler=_common_straggler(counted_by_run, clusters),
-        by_run=tuple(counted_by_run),
+        overhead=known_median(run.overhead for run in complete_runs),
+        straggler=_common_straggler(complete_by_run, clusters),
+        by_run=tuple(complete_by_run),
         clusters=clusters,
         typical_rank=typical_rank,
-        attached_overhead=known_median(run.attached_overhead for run in counted_runs),
+        attached_overhead=known_median(run.attached_overhead for run in complete_runs),
         left_out=tuple(left_out),
     )
 
 
 def _with_same_ranks(by_run: Sequence[Breakdown | None]) -> Sequence[Breakdown | None]:
-    """Return the same runs with the ranks that all of them explained, so that their means are of the same ranks.
+    """Return the same runs with those ranks alone that all of them explained, so that means are of the same ranks.
 
-    A script without a Probe may leave usable traces of other ranks in each run. Where no rank is in all runs, those
-    without the rank that most runs have are None.
+    A user's script may leave usable traces of other ranks in each run. Where no rank is in all runs, the runs without
+    the rank that most of them have become None.
     """
     ranks_by_run = [{rank.rank for rank in run.ranks} for run in by_run if run is not None]
     if all(ranks == ranks_by_run[0] for ranks in ranks_by_run):
         return by_run
-    all_ranks = sorted(set.union(*ranks_by_run))
-    most_common = max(all_ranks, key=lambda rank: sum(rank in ranks for ranks in ranks_by_run))
+    runs_by_rank = Counter(itertools.chain.from_iterable(ranks_by_run))  # rank -> number of runs that have it
+    most_common = max(sorted(runs_by_rank), key=runs_by_rank.__getitem__)
     common = set.intersection(*(ranks for ranks in ranks_by_run if most_common in ranks))
     return [_only_ranks(run, common) if run is not None else None for run in by_run]
 
@@ -385,21 +400,29 @@ def _only_ranks(run: Breakdown, numbers: Collection[int]) -> Breakdown | None:
 
 def _without_lossy(by_run: Sequence[Breakdown | None]) -> list[Breakdown | None]:
     """Return the same runs with None for lossy ones; all of them where none is complete."""
-    complete = [run if run is not None and _is_complete(run.ranks) else None for run in by_run]
-    return complete if any(complete) else list(by_run)
+    complete_by_run: list[Breakdown | None] = []
+    for run in by_run:
+        is_complete = run is not None and _is_complete(run.ranks)
+        complete_by_run.append(run if is_complete else None)
+    has_complete_run = any(run is not None for run in complete_by_run)
+    return complete_by_run if has_complete_run else list(by_run)
 
 
 def _mean_over_observations(by_run: Sequence[Breakdown | None], clusters: Clusters) -> tuple[RankParts, ...]:
-    """Return the mean of each rank over observations; that of an observation is the mean over its runs."""
-    if clusters is None:
-        clusters = [[run] for run in range(len(by_run))]
-    means = []
-    for cluster in clusters:
-        runs = [by_run[index] for index in cluster]
+    """Return the mean of each rank over observations; that of an observation is the mean over its runs.
+
+    Args:
+        by_run: breakdown of each run; None for those that do not count.
+        clusters: the runs of each observation; None: each run is one.
+    """
+    observed_runs = [[run] for run in range(len(by_run))] if clusters is None else clusters
+    ranks_by_observation = []
+    for run_indices in observed_runs:
+        runs = [by_run[index] for index in run_indices]
         ranks_by_run = [run.ranks for run in runs if run is not None]
         if ranks_by_run:
-            means.append(_mean_ranks(ranks_by_run))
-    return _mean_ranks(means)
+            ranks_by_observation.append(_mean_ranks(ranks_by_run))
+    return _mean_ranks(ranks_by_observation)
 
 
 def _mean_ranks(ranks_by_step: Sequence[Sequence[RankParts]]) -> tuple[RankParts, ...]:
@@ -427,14 +450,16 @@ def _rank_parts(line: ExplainedLine, exposure: RankExposure) -> RankParts:
     intervals = step_parts(line, exposure)
     parts: dict[str, float | None] = {}
     for name in PARTS:
-        is_unknown = name in exposure.unknown_parts if name in EXPOSED else name in line.unknown
-        parts[name] = None if is_unknown else length(intervals.get(name, ()))
+        unknown_parts = exposure.unknown_parts if name in EXPOSED else line.unknown
+        parts[name] = None if name in unknown_parts else length(intervals.get(name, ()))
     exposed_seconds = None if COMMUNICATION in line.unknown else length(exposure.exposed)
     return RankParts(exposure.rank, line.seconds, parts, exposed_seconds)
 
 
 def _straggler(means: Sequence[RankParts], waits_by_step: Sequence[Mapping[int, float]]) -> Straggler | None:
-    """Return the rank that waits least, where it keeps the others waiting more often than chance and beyond noise.
+    """Return the rank that waits least; None where it keeps the others waiting no more often than chance, or in noise.
+
+    Of R ranks that arrive in random order each is the last one in 1 / R of the steps.
 
     Args:
         means: mean parts of every rank.
@@ -449,7 +474,8 @@ def _straggler(means: Sequence[RankParts], waits_by_step: Sequence[Mapping[int, 
     if rank is None:
         return None
     share_of_steps = last_ranks.count(rank) / len(last_ranks)
-    if share_of_steps <= 1 / len(means) or not _is_beyond_noise(_margins(rank, waits_by_step)):
+    chance = 1 / len(means)
+    if share_of_steps <= chance or not _is_beyond_noise(_margins(rank, waits_by_step)):
         return None
     return Straggler(rank, share_of_steps, _slower_by(rank, means))
 
@@ -492,7 +518,7 @@ def _is_beyond_noise(margins: Sequence[float]) -> bool:
 
     Two would do for one rank, but this one was picked as the slowest of many.
     """
-    if len(margins) < _FEWEST_STEPS_TO_NAME:
+    if len(margins) < _FEWEST_STRAGGLER_STEPS:
         return False
     return statistics.fmean(margins) > 3 * statistics.stdev(margins) / math.sqrt(len(margins))
 
@@ -533,8 +559,8 @@ class _Overheads(NamedTuple):
     """Seconds of the mean whole light step."""
 
 
-class _BlockOfKind(NamedTuple):
-    """Steps of one kind (`step_figures.step_kinds`) in one explained block."""
+class _BlockAndKind(NamedTuple):
+    """The key of those steps of one explained block that are of one kind (`step_figures.step_kinds`)."""
 
     block: int
     kind: int
@@ -543,18 +569,19 @@ class _BlockOfKind(NamedTuple):
 def _overheads(run: Run, steady_from: int) -> _Overheads:
     """Return the overheads of one run, by the estimator of all times (`analysis.runs.steps`)."""
     timing = _Timing.of(run, steady_from)
+    # Positions of steps, in rising order.
     light = timing.timed_positions(step_figures.LIGHT)
     attached = timing.timed_positions(step_figures.ATTACHED)
     unexplained = attached if len(attached) else light
-    slowdowns = []
-    for (_, kind), block in timing.explained_blocks().items():
-        neighbours = _neighbours(block, timing.positions_of_kind(unexplained, kind))
-        slowdowns.append(timing.slowdown(block, neighbours))
+    block_slowdowns = []
+    for key, block in timing.explained_blocks().items():
+        neighbours = _neighbours(block, timing.positions_of_kind(unexplained, key.kind))
+        block_slowdowns.append(timing.slowdown(block, neighbours))
     whole_light = timing.positions_of_kind(light, step_figures.WHOLE)
     whole_attached = timing.positions_of_kind(attached, step_figures.WHOLE)
     last_light = whole_light[-len(whole_attached) :]  # as many as there are attached ones; without any it is not used
     return _Overheads(
-        explained_overhead=known_median(slowdowns),
+        explained_overhead=known_median(block_slowdowns),
         attached_overhead=timing.slowdown(whole_attached, last_light),
         light_seconds=float(timing.elapsed_seconds[whole_light].mean()) if len(whole_light) else None,
     )
@@ -567,9 +594,9 @@ def _neighbours(block: step_figures.Integers, positions: step_figures.Integers) 
         block: the positions of the block's steps.
         positions: those to choose from, in rising order.
     """
-    before = positions[positions < block.min()][-_NEIGHBOURS:]
-    after = positions[positions > block.max()][:_NEIGHBOURS]
-    return np.concatenate([before, after])
+    positions_before = positions[positions < block.min()]
+    positions_after = positions[positions > block.max()]
+    return np.concatenate([positions_before[-_NEIGHBOURS_PER_SIDE:], positions_after[:_NEIGHBOURS_PER_SIDE]])
 
 
 @dataclass(frozen=True, eq=False)
@@ -578,9 +605,9 @@ class _Timing:
 
     steps: step_figures.RunSteps
     elapsed_seconds: FloatArray
-    """Shape (S,)."""
+    """Seconds that each step adds to the time that passed, (S,)."""
     kinds: npt.NDArray[np.uint8]
-    """Shape (S,)."""
+    """Kind of each step (`step_figures.step_kinds`), (S,)."""
     explained: tuple[ExplainedLine, ...]
     """Explained steps of the first rank."""
     steady_from: int
@@ -607,25 +634,25 @@ class _Timing:
             & ~np.isin(self.steps.step, explained_steps)
         )
         positions = np.flatnonzero(is_timed)
+        numbers = self.steps.step[positions]
         # Within this run alone: neighbours are compared with a block of this run, whatever other runs show.
-        slow = step_figures.slow_steps(
-            self.steps.step[positions], self.elapsed_seconds[None, positions], self.kinds[positions]
-        )
-        event = step_figures.one_off(slow)
-        if event is None:
+        slow_by_run = step_figures.slow_steps(numbers, self.elapsed_seconds[None, positions], self.kinds[positions])
+        one_off_step = step_figures.one_off(slow_by_run)
+        if one_off_step is None:
             return positions
-        without_event: step_figures.Integers = positions[self.steps.step[positions] != event.step]
-        return without_event
+        without_one_off: step_figures.Integers = positions[numbers != one_off_step.step]
+        return without_one_off
 
-    def explained_blocks(self) -> dict[_BlockOfKind, step_figures.Integers]:
+    def explained_blocks(self) -> dict[_BlockAndKind, step_figures.Integers]:
         """Return the positions of the explained steps that count, by block and kind of step."""
-        position_by_number = {step: position for position, step in enumerate(self.steps.step.tolist())}
-        blocks: dict[_BlockOfKind, list[int]] = {}
+        position_by_number = {number: position for position, number in enumerate(self.steps.step.tolist())}
+        positions_by_block: dict[_BlockAndKind, list[int]] = {}
         for line in self.explained:
             position = position_by_number.get(line.step)
             if position is not None and line.step >= self.steady_from:
-                blocks.setdefault(_BlockOfKind(line.block, int(self.kinds[position])), []).append(position)
-        return {block: np.array(positions, dtype=np.int64) for block, positions in blocks.items()}
+                key = _BlockAndKind(line.block, int(self.kinds[position]))
+                positions_by_block.setdefault(key, []).append(position)
+        return {key: np.array(positions, dtype=np.int64) for key, positions in positions_by_block.items()}
 
     def positions_of_kind(self, positions: step_figures.Integers, kind: int) -> step_figures.Integers:
         """Return those positions whose steps are of one kind."""

@@ -26,6 +26,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+import operator
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,14 +40,18 @@ from vitscale.store.results import Run
 ROOTED = ("broadcast", "reduce", "gather", "scatter", "send", "recv", "send_recv")
 """Operations that a rank may leave before another one has come."""
 _BETWEEN_STAGES = ("send", "recv")
-_BRIEF = 0.01
-"""Share of a step: rooted operations that take less on every rank are transfer, such as DDP's broadcasts of buffers."""
+"""Operations by which the stages of a pipeline hand on activations and gradients."""
+_LARGEST_BRIEF_SHARE = 0.01
+"""Share of a step below which rooted operations are taken to be transfer, such as DDP's broadcasts of buffers."""
 NAMELESS = "kernels of collectives do not name their operation, and some operations do not end together on all ranks"
 
 
 @dataclass(frozen=True)
 class RankExposure:
-    """One rank's communication in one step; seconds from the step's beginning, intervals disjoint and in order."""
+    """One rank's communication in one step; seconds from the step's beginning, intervals disjoint and in order.
+
+    Exposed is what the rank does nothing else beside.
+    """
 
     rank: int
     exposed: tuple[Interval, ...]
@@ -55,8 +60,8 @@ class RankExposure:
     wire: tuple[Interval, ...] | None
     norm: tuple[Interval, ...] | None
     """Transfers of synchronised norms, if there are any. None: they cannot be told apart; `reason` says why."""
-    late_by_seconds: float | None
-    """All waiting in the step, exposed or not: how early this rank was. The rank that the others wait for has least."""
+    waiting_seconds: float | None
+    """All waiting in the step, exposed or not: the earlier a rank, the more. The one that others wait for has least."""
     wire_seconds: float | None
     """All transfer in the step, exposed or not."""
     reason: str = ""
@@ -98,12 +103,16 @@ class _Communication(NamedTuple):
 def _communication(line: ExplainedLine) -> _Communication:
     """Return when a rank was idle and when it communicated; where it holds a stage, without its pipeline's messages."""
     idle = union(line.idle)
-    bubble = [(start, end) for phase, start, end in line.phases if phase == "bubble"]
-    if not bubble:
-        return _Communication(idle, union((start, end) for _, _, start, end in line.collectives))
+    bubbles = [(start, end) for phase, start, end in line.phases if phase == "bubble"]
+    if not bubbles:
+        all_in_flight = union((start, end) for _, _, start, end in line.collectives)
+        return _Communication(idle, all_in_flight)
     # Between stages nothing is exposed but the bubble, in which a rank waits for the other end of each message.
-    in_flight = union((start, end) for _, op, start, end in line.collectives if op not in _BETWEEN_STAGES)
-    return _Communication(intersection(idle, complement(union(bubble), (0.0, line.seconds))), in_flight)
+    idle_outside_bubble = intersection(idle, complement(union(bubbles), (0.0, line.seconds)))
+    others_in_flight = union(
+        (start, end) for _, operation, start, end in line.collectives if operation not in _BETWEEN_STAGES
+    )
+    return _Communication(idle_outside_bubble, others_in_flight)
 
 
 def _mixed_exposure(rank: int, line: ExplainedLine, reason: str) -> RankExposure:
@@ -115,7 +124,7 @@ def _mixed_exposure(rank: int, line: ExplainedLine, reason: str) -> RankExposure
         wait=None,
         wire=None,
         norm=() if has_no_norms else None,
-        late_by_seconds=None,
+        waiting_seconds=None,
         wire_seconds=None,
         reason=reason,
     )
@@ -138,7 +147,7 @@ def _exposure(rank: int, line: ExplainedLine, transfers: _Transfers) -> RankExpo
         wait=tuple(intersection(communication.idle, waiting)),
         wire=tuple(intersection(communication.idle, transferring_others)),
         norm=tuple(intersection(communication.idle, transferring_norms)),
-        late_by_seconds=length(waiting),
+        waiting_seconds=length(waiting),
         wire_seconds=length(transferring),
     )
 
@@ -156,6 +165,7 @@ class _Collective(NamedTuple):
 
     @property
     def is_rooted(self) -> bool:
+        """Whether a rank may leave it before another one has come."""
         return self.operation in ROOTED
 
 
@@ -165,6 +175,7 @@ def _collectives(line: ExplainedLine) -> list[_Collective]:
 
 
 def _collectives_by_communicator(line: ExplainedLine) -> dict[str, list[_Collective]]:
+    """Return communicator -> a rank's collectives in it, in the order of issue."""
     by_communicator: dict[str, list[_Collective]] = {}
     for collective in _collectives(line):
         by_communicator.setdefault(collective.communicator, []).append(collective)
@@ -195,13 +206,13 @@ def _transfers(collectives_by_rank: Sequence[Mapping[str, Sequence[_Collective]]
 def _add_transfers(
     transfers_by_rank: Sequence[_Transfers], collectives_by_rank: Sequence[Sequence[_Collective]]
 ) -> None:
-    """Add the transfers of one communicator to those of each rank.
+    """Add the transfers of one communicator to those of each rank; the module's docstring has the formulas.
 
     Args:
         transfers_by_rank: the transfers of each rank, which are added to.
         collectives_by_rank: the collectives of the communicator on each rank, in the order of issue.
     """
-    offsets = _clock_offsets(collectives_by_rank)
+    offsets = _clock_offsets(collectives_by_rank)  # by rank
     earlier_ends = [-math.inf]  # of the collectives before, in rising order
     for views in zip(*collectives_by_rank, strict=True):  # one collective, as each rank saw it
         # All times in the first rank's clock. The collective truly ended when the first rank saw its end: a thread that
@@ -214,8 +225,8 @@ def _add_transfers(
                 transfers.all.append((view.start, view.end))
         else:
             last_arrival = max(starts)
-            earlier_end = _last_up_to(end, earlier_ends)
-            # The least service of all ranks is that of the one that came last.
+            earlier_end = _largest_up_to(end, earlier_ends)
+            # wire_k: the least service of all ranks, which is that of the one that came last.
             wire_seconds = max(0.0, end - max(last_arrival, earlier_end))
             for transfers, offset in zip(transfers_by_rank, offsets, strict=True):
                 transfer = (end + offset - wire_seconds, max(seen_ends) + offset)
@@ -225,7 +236,7 @@ def _add_transfers(
         bisect.insort(earlier_ends, end)
 
 
-def _last_up_to(limit: float, values: Sequence[float]) -> float:
+def _largest_up_to(limit: float, values: Sequence[float]) -> float:
     """Return the largest of the values, in rising order, that is not above the limit; one must be."""
     return values[bisect.bisect_right(values, limit) - 1]
 
@@ -236,12 +247,13 @@ def _clock_offsets(collectives_by_rank: Sequence[Sequence[_Collective]]) -> list
     It is the median difference of the ends of collectives that all ranks leave together; where there is none, that of
     the very first collective.
     """
-    of_first_rank = collectives_by_rank[0]
-    indices = [index for index, collective in enumerate(of_first_rank) if not collective.is_rooted] or [0]
-    return [
-        statistics.median(collectives[index].end - of_first_rank[index].end for index in indices)
-        for collectives in collectives_by_rank
-    ]
+    first_rank = collectives_by_rank[0]
+    indices = [index for index, collective in enumerate(first_rank) if not collective.is_rooted] or [0]
+    offsets = []
+    for collectives in collectives_by_rank:
+        differences = [collectives[index].end - first_rank[index].end for index in indices]
+        offsets.append(statistics.median(differences))
+    return offsets
 
 
 def clocks_ahead(lines: Sequence[ExplainedLine]) -> list[float]:
@@ -250,20 +262,21 @@ def clocks_ahead(lines: Sequence[ExplainedLine]) -> list[float]:
     They follow from the ends of one step's collectives that ranks leave together; 0 where there are none, or not the
     same on all ranks.
     """
-    collectives_by_rank = [_not_rooted(line) for line in lines]
+    collectives_by_rank = [_simultaneous_collectives(line) for line in lines]
     if not collectives_by_rank or not collectives_by_rank[0]:
         return [0.0] * len(lines)
-    kinds_by_rank = [_communicators_and_operations(collectives) for collectives in collectives_by_rank]
-    if any(kinds != kinds_by_rank[0] for kinds in kinds_by_rank):
+    calls_by_rank = [_communicators_and_operations(collectives) for collectives in collectives_by_rank]
+    if any(calls != calls_by_rank[0] for calls in calls_by_rank):
         return [0.0] * len(lines)
     return _clock_offsets(collectives_by_rank)
 
 
 def _communicators_and_operations(collectives: Sequence[_Collective]) -> list[tuple[str, str]]:
+    """Return (communicator, operation) of each collective: equal lists have the same collectives."""
     return [(collective.communicator, collective.operation) for collective in collectives]
 
 
-def _not_rooted(line: ExplainedLine) -> list[_Collective]:
+def _simultaneous_collectives(line: ExplainedLine) -> list[_Collective]:
     """Return the collectives of a rank that all ranks leave together, by communicator, then in the order of issue."""
     collectives = [collective for collective in _collectives(line) if not collective.is_rooted]
     return sorted(collectives, key=lambda collective: collective.communicator)
@@ -282,30 +295,33 @@ def _unknown_reason(
         reason = line.unknown.get("wire") or line.unknown.get("wait")
         if reason:
             return reason
-    kinds_by_rank = [_kinds(collectives) for collectives in collectives_by_rank]
-    if any(kinds != kinds_by_rank[0] for kinds in kinds_by_rank):
+    operations_by_rank = [_operations_by_communicator(collectives) for collectives in collectives_by_rank]
+    if any(operations != operations_by_rank[0] for operations in operations_by_rank):
         return "the ranks recorded different collectives"
     if len(lines) < 2:
         return ""
     _, first_line = lines[0]
     operations = {operation for _, operation, _, _ in first_line.collectives}
     rooted = sorted(operations & set(ROOTED))
-    if rooted and not all(_rooted_are_brief(line) for _, line in lines):
+    if rooted and not all(_are_rooted_brief(line) for _, line in lines):
         return f"rooted operations ({', '.join(rooted)}) do not end together on all ranks"
     return NAMELESS if UNKNOWN_OPERATION in operations else ""
 
 
-def _kinds(by_communicator: Mapping[str, Sequence[_Collective]]) -> dict[str, list[tuple[str, bool]]]:
+def _operations_by_communicator(
+    by_communicator: Mapping[str, Sequence[_Collective]],
+) -> dict[str, list[tuple[str, bool]]]:
     """Return communicator -> (operation, is_norm) of its collectives in the order of issue."""
-    return {
-        communicator: [(collective.operation, collective.is_norm) for collective in collectives]
-        for communicator, collectives in by_communicator.items()
-    }
+    operations = {}
+    for communicator, collectives in by_communicator.items():
+        operations[communicator] = [(collective.operation, collective.is_norm) for collective in collectives]
+    return operations
 
 
-def _rooted_are_brief(line: ExplainedLine) -> bool:
-    seconds = sum(end - start for _, operation, start, end in line.collectives if operation in ROOTED)
-    return seconds < _BRIEF * line.seconds
+def _are_rooted_brief(line: ExplainedLine) -> bool:
+    """Whether all rooted operations of a rank together take so little of a step that they are taken to be transfer."""
+    rooted_seconds = sum(end - start for _, operation, start, end in line.collectives if operation in ROOTED)
+    return rooted_seconds < _LARGEST_BRIEF_SHARE * line.seconds
 
 
 _PART_OF_PHASE = {
@@ -318,14 +334,18 @@ def explained(run: Run, steady_from: int = 0) -> list[list[tuple[int, ExplainedL
 
     Each step is a list of (rank number, explained line) of all ranks, by rank.
     """
-    numbers = [rank.rank for rank in explained_ranks(run)]
+    rank_numbers = [rank.rank for rank in explained_ranks(run)]
     common = common_steps(run, lambda rank: [line for line in rank.explained if line.step >= steady_from])
-    return [sorted(zip(numbers, lines, strict=True), key=lambda pair: pair[0]) for lines in common]
+    return [sorted(zip(rank_numbers, lines, strict=True), key=operator.itemgetter(0)) for lines in common]
 
 
 def explained_steps(run: Run) -> tuple[int, ...]:
     """Return the steps that every rank of a run explained, in order; none where a rank's record is missing."""
-    return tuple(lines[0][1].step for lines in explained(run))
+    steps = []
+    for lines in explained(run):
+        _rank, first_line = lines[0]
+        steps.append(first_line.step)
+    return tuple(steps)
 
 
 def lanes(run: Run, step: int) -> dict[int, dict[str, list[Interval]]]:
@@ -335,7 +355,10 @@ def lanes(run: Run, step: int) -> dict[int, dict[str, list[Interval]]]:
         line_by_step = {line.step: line for line in rank.explained}
         line_by_rank[rank.rank] = line_by_step[step]
     lines = sorted(line_by_rank.items())
-    return {rank: step_parts(line, exposure) for (rank, line), exposure in zip(lines, exposures(lines), strict=True)}
+    parts_by_rank = {}
+    for (rank_number, line), exposure in zip(lines, exposures(lines), strict=True):
+        parts_by_rank[rank_number] = step_parts(line, exposure)
+    return parts_by_rank
 
 
 def step_parts(line: ExplainedLine, exposure: RankExposure) -> dict[str, list[Interval]]:
@@ -348,30 +371,33 @@ def step_parts(line: ExplainedLine, exposure: RankExposure) -> dict[str, list[In
     parts = _phase_parts(line, exposed)
     if line.device == "cuda":
         parts |= _idle_parts(line, exposed)
-    if exposure.wait is None:
+    if exposure.wait is None:  # nor are wire and norm known apart from it
         parts[COMMUNICATION] = intersection(exposure.exposed, [step])
     else:
         for name in EXPOSED:
             if name not in exposure.unknown_parts:
                 parts[name] = intersection(getattr(exposure, name), [step])
     parts["other"] = complement(union(itertools.chain.from_iterable(parts.values())), step)
-    present = {}
+    known_parts = {}
     for name, intervals in parts.items():
         is_known = name in EXPOSED or name not in line.unknown
         if intervals and is_known:
-            present[name] = union(intervals)
-    return present
+            known_parts[name] = union(intervals)
+    return known_parts
 
 
 def computing_seconds(line: ExplainedLine) -> float:
     """Return seconds of forward and backward in one rank's step, as `step_parts` has them; 0 where unknown."""
     parts = _phase_parts(line, list(_communication(line).exposed))
-    known = [name for name in ("forward", "backward") if name not in line.unknown]
-    return sum(length(union(parts.get(name, ()))) for name in known)
+    known_parts = [name for name in ("forward", "backward") if name not in line.unknown]
+    return sum(length(union(parts.get(name, ()))) for name in known_parts)
 
 
 def _phase_parts(line: ExplainedLine, exposed: list[Interval]) -> dict[str, list[Interval]]:
-    """Return part -> its intervals, for the parts in which a rank is busy."""
+    """Return part -> its intervals, for the parts in which a rank is busy.
+
+    `exposed`: its exposed communication; a CPU rank is idle in no other time.
+    """
     idle = union(line.idle) if line.device == "cuda" else exposed
     busy = complement(idle, (0.0, line.seconds))
     parts: dict[str, list[Interval]] = {}
@@ -399,8 +425,8 @@ def _idle_parts(line: ExplainedLine, exposed: Sequence[Interval]) -> dict[str, l
 
 _AS_MEASURED = ("data_wait", "loading", "decoding", "h2d", "bubble", *EXPOSED, COMMUNICATION)
 """Parts that the profiler does not slow down."""
-_LATE = ("launch_gaps", "other")
-"""Parts that grow where kernels of a GPU come later."""
+_LAUNCH_PARTS = ("launch_gaps", "other")
+"""Parts that grow where the host launches a GPU's kernels later."""
 
 
 def unprofiled(parts: Mapping[str, float], step: float, device: str) -> dict[str, float]:
@@ -418,27 +444,31 @@ def unprofiled(parts: Mapping[str, float], step: float, device: str) -> dict[str
         step: seconds of the light step, to which the result adds up.
         device: "cpu" or "cuda", on which the profiler ran.
     """
-    if device == "cuda":
-        parts = _without_lateness(parts, step)
-    measured_seconds = sum(seconds for name, seconds in parts.items() if name in _AS_MEASURED)
-    slowed_seconds = sum(seconds for name, seconds in parts.items() if name not in _AS_MEASURED)
+    unscaled_parts = _without_late_launches(parts, step) if device == "cuda" else parts
+    measured_seconds = sum(seconds for name, seconds in unscaled_parts.items() if name in _AS_MEASURED)
+    slowed_seconds = sum(seconds for name, seconds in unscaled_parts.items() if name not in _AS_MEASURED)
     if slowed_seconds > 0 and step >= measured_seconds:
         factor = (step - measured_seconds) / slowed_seconds
-        return {name: seconds * (1.0 if name in _AS_MEASURED else factor) for name, seconds in parts.items()}
+        return {name: seconds * (1.0 if name in _AS_MEASURED else factor) for name, seconds in unscaled_parts.items()}
     # Nothing is left to scale, or what was measured alone is longer than the step: all parts are scaled alike.
-    return {name: seconds * (step / (measured_seconds + slowed_seconds)) for name, seconds in parts.items()}
+    common_factor = step / (measured_seconds + slowed_seconds)
+    return {name: seconds * common_factor for name, seconds in unscaled_parts.items()}
 
 
-def _without_lateness(parts: Mapping[str, float], step: float) -> Mapping[str, float]:
-    """Return a GPU's parts without the seconds that an explained step takes beyond a light one, as far as that goes."""
+def _without_late_launches(parts: Mapping[str, float], step: float) -> Mapping[str, float]:
+    """Return a GPU's parts without the seconds that an explained step takes beyond a light one, as far as that goes.
+
+    They are taken out of launch gaps and "other", in proportion; what is left of them out of the wait.
+    """
     excess = sum(parts.values()) - step
     if not excess > 0:
         return parts
-    late = [name for name in _LATE if name in parts]
-    late_seconds = sum(parts[name] for name in late)
-    removed: dict[str, float] = {}
-    if late_seconds > 0:
-        removed = {name: parts[name] * min(1.0, excess / late_seconds) for name in late}
+    launch_parts = [name for name in _LAUNCH_PARTS if name in parts]
+    launch_seconds = sum(parts[name] for name in launch_parts)
+    removed_seconds: dict[str, float] = {}
+    if launch_seconds > 0:
+        share = min(1.0, excess / launch_seconds)
+        removed_seconds = {name: parts[name] * share for name in launch_parts}
     wait = "wait" if "wait" in parts else COMMUNICATION
-    removed[wait] = min(parts.get(wait, 0.0), excess - sum(removed.values()))
-    return {name: seconds - removed.get(name, 0.0) for name, seconds in parts.items()}
+    removed_seconds[wait] = min(parts.get(wait, 0.0), excess - sum(removed_seconds.values()))
+    return {name: seconds - removed_seconds.get(name, 0.0) for name, seconds in parts.items()}

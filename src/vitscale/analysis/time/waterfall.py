@@ -45,6 +45,7 @@ from vitscale.store.records import COMMUNICATION, EXPOSED, PARTS
 from vitscale.trial.trial import Mode
 
 STEP_ROUNDING = "step rounding"
+"""Factor for the steps of an epoch: it loses where the last step of an epoch has few images, but takes a step."""
 
 _PARTS_OF_FACTOR: dict[str, tuple[str, ...]] = {
     "compute scaling": COMPUTE,
@@ -60,12 +61,14 @@ _PARTS_OF_FACTOR: dict[str, tuple[str, ...]] = {
     "launch gaps": ("launch_gaps",),
     "other": ("other",),
 }
+"""Factor -> the parts of a step whose logarithms add up to its own."""
 FACTORS = (STEP_ROUNDING, *_PARTS_OF_FACTOR)
 """All factors that a waterfall may hold, in its order."""
-_LEAST, _MOST = 1e-9, 1e9
+_LEAST_BELIEVABLE = 1e-9
+_LARGEST_BELIEVABLE = 1e9
 """Limits of steps in seconds and of efficiencies: values outside come from broken clocks and explain nothing."""
 
-_MOST_LOG = 700.0
+_LARGEST_LOG = 700.0
 """A logarithm whose exponential is still a float."""
 
 
@@ -134,8 +137,8 @@ class Unexplained(Exception):
 
 def waterfalls(curve: CurveResult, trials: Mapping[str, TrialResult]) -> tuple[Waterfall, ...]:
     """Return one waterfall for each trial of a curve but its baseline."""
-    base = curve.baseline
-    points = [point for point in curve.points if base is None or point.trial_id != base.trial_id]
+    baseline_trial = curve.baseline.trial_id if curve.baseline is not None else None
+    points = [point for point in curve.points if point.trial_id != baseline_trial]
     return tuple(_waterfall(curve, point, trials) for point in points)
 
 
@@ -149,11 +152,12 @@ def decompose(parts: Mapping[str, float], ideal_parts: Mapping[str, float]) -> d
     Returns:
         Logarithms that add up to ln(sum of ideal_parts / sum of parts); below 0 for what costs time.
     """
-    mean = logarithmic_mean(sum(parts.values()), sum(ideal_parts.values()))
-    return {name: (ideal_parts[name] - parts[name]) / mean for name in parts}
+    mean_of_sums = logarithmic_mean(sum(parts.values()), sum(ideal_parts.values()))  # L(X, Y)
+    return {name: (ideal_parts[name] - parts[name]) / mean_of_sums for name in parts}
 
 
 def _waterfall(curve: CurveResult, point: ScalingPoint, trials: Mapping[str, TrialResult]) -> Waterfall:
+    """Return the waterfall of one point; without factors, but with the reason, where they are unknown."""
     trial = trials[point.trial_id]
     base = curve.baseline
     factors: tuple[Factor, ...] = ()
@@ -196,37 +200,38 @@ def _factors(curve: CurveResult, point: ScalingPoint, trials: Mapping[str, Trial
     if point.efficiency is None:
         raise Unexplained("it ran in other surroundings than the baseline")
     reference = trials[base.trial_id]
-    return with_intervals(trial, reference, share_of_ranks(curve.mode, base.gpus, point.gpus), step_factors)
+    time_share = ideal_time_share(curve.mode, base.gpus, point.gpus)
+    return with_intervals(trial, reference, time_share, step_factors)
 
 
-def share_of_ranks(mode: Mode, base_gpus: int | None, gpus: int) -> float:
+def ideal_time_share(mode: Mode, base_gpus: int | None, gpus: int) -> float:
     """Return the share of the baseline's time that perfect scaling takes: N_b / N in the strong modes, 1 in weak."""
     return 1.0 if mode == "weak" or base_gpus is None else base_gpus / gpus
 
 
-def step_factors(trial: TrialResult, reference: TrialResult, ranks: float) -> tuple[Factor, ...]:
+def step_factors(trial: TrialResult, reference: TrialResult, time_share: float) -> tuple[Factor, ...]:
     """Return the factors of an epoch's efficiency, without their intervals.
 
     Args:
         trial: the trial that is explained.
         reference: its baseline.
-        ranks: `share_of_ranks`.
+        time_share: `ideal_time_share` of the two.
 
     Raises:
         Unexplained: with the reason.
     """
-    log_speedup = mean_log(reference) - mean_log(trial)
-    speedup = math.exp(max(-_MOST_LOG, min(_MOST_LOG, log_speedup)))
-    efficiency = _believable(ranks * speedup, "its efficiency")
-    work = _work_per_rank(trial, reference)
-    rounding = _steps(reference) / _steps(trial) * ranks / work
+    log_time_ratio = mean_log(reference) - mean_log(trial)
+    time_ratio = math.exp(max(-_LARGEST_LOG, min(_LARGEST_LOG, log_time_ratio)))
+    efficiency = _checked_value(time_share * time_ratio, "its efficiency")
+    work = _work_per_rank(trial, reference)  # q of the module's docstring
+    rounding = _steps_per_epoch(reference) / _steps_per_epoch(trial) * time_share / work
     parts, reference_parts = _comparable_parts({"": trial, " of the baseline": reference})
     ideal_parts = {name: work * seconds for name, seconds in reference_parts.items()}
     log_by_part = decompose(parts, ideal_parts)
     log_by_factor = {STEP_ROUNDING: math.log(rounding)}
-    for name, members in _PARTS_OF_FACTOR.items():
-        if log_by_part.keys() >= set(members):
-            log_by_factor[name] = sum(log_by_part[part] for part in members)
+    for factor_name, part_names in _PARTS_OF_FACTOR.items():
+        if log_by_part.keys() >= set(part_names):
+            log_by_factor[factor_name] = sum(log_by_part[part_name] for part_name in part_names)
     return factors_of(log_by_factor, efficiency)
 
 
@@ -239,15 +244,20 @@ def light_step_parts(trial: TrialResult) -> dict[str, float]:
         Unexplained: with the reason.
     """
     (parts,) = _comparable_parts({"": trial})
-    factor_of_part: dict[str, str] = {}
-    for factor, members in _PARTS_OF_FACTOR.items():
-        if members != COMPUTE:
-            factor_of_part |= dict.fromkeys(members, factor)
-    return {factor_of_part.get(part, part): seconds for part, seconds in parts.items()}
+    factor_by_part: dict[str, str] = {}
+    for factor_name, part_names in _PARTS_OF_FACTOR.items():
+        if part_names != COMPUTE:
+            factor_by_part |= dict.fromkeys(part_names, factor_name)
+    return {factor_by_part.get(part, part): seconds for part, seconds in parts.items()}
 
 
 def factors_of(logs: Mapping[str, float], efficiency: float) -> tuple[Factor, ...]:
-    """Return the factors from name -> logarithm; the logarithms add up to that of the efficiency."""
+    """Return the factors, without their intervals.
+
+    Args:
+        logs: name of a factor -> its logarithm; they add up to that of the efficiency.
+        efficiency: the product of all factors.
+    """
     per_log = points_per_log(efficiency)  # negative
     # Adding 0.0 makes 0.0 of -0.0.
     return tuple(Factor(name, math.exp(log), points=per_log * log + 0.0) for name, log in logs.items())
@@ -256,7 +266,7 @@ def factors_of(logs: Mapping[str, float], efficiency: float) -> tuple[Factor, ..
 def with_intervals(
     trial: TrialResult,
     reference: TrialResult,
-    ranks: float,
+    time_share: float,
     factors_by: Callable[[TrialResult, TrialResult, float], tuple[Factor, ...]],
 ) -> tuple[Factor, ...]:
     """Return the factors with the intervals of their points, by leaving out each run of both sides in turn (jackknife).
@@ -267,31 +277,36 @@ def with_intervals(
     Args:
         trial: the trial that is explained.
         reference: its baseline.
-        ranks: `share_of_ranks`.
-        factors_by: makes the factors of (trial, reference, ranks); raises Unexplained.
+        time_share: `ideal_time_share` of the two.
+        factors_by: (trial, reference, time_share) -> the factors without intervals; raises Unexplained.
     """
-    factors = factors_by(trial, reference, ranks)
+    factors = factors_by(trial, reference, time_share)
     if not _have_runs_for_interval(trial) or not _have_runs_for_interval(reference):
         return factors
     try:
         all_of_trial = trial.without(())  # all runs, but with the typical rank fixed
         all_of_reference = reference.without(())
-        without_run_of_trial = [
-            factors_by(trial.without(dropped), all_of_reference, ranks) for dropped in trial.clusters
+        # [left-out observation][factor]
+        factors_without_trial_run = [
+            factors_by(trial.without(dropped), all_of_reference, time_share) for dropped in trial.clusters
         ]
-        without_run_of_reference = [
-            factors_by(all_of_trial, reference.without(dropped), ranks) for dropped in reference.clusters
+        factors_without_reference_run = [
+            factors_by(all_of_trial, reference.without(dropped), time_share) for dropped in reference.clusters
         ]
     except (Unexplained, statistics.StatisticsError):
-        return factors  # too few runs were explained, or tell an epoch
-    with_intervals = []
+        return factors  # too few runs were explained, or have an epoch time
+    factors_with_intervals = []
     for position, factor in enumerate(factors):
-        points = (_points_at(position, without_run_of_trial), _points_at(position, without_run_of_reference))
-        with_intervals.append(replace(factor, interval=jackknife(factor.points, points), without=points))
-    return tuple(with_intervals)
+        points_by_side = (
+            _points_of_factor(position, factors_without_trial_run),
+            _points_of_factor(position, factors_without_reference_run),
+        )
+        interval = jackknife(factor.points, points_by_side)
+        factors_with_intervals.append(replace(factor, interval=interval, without=points_by_side))
+    return tuple(factors_with_intervals)
 
 
-def _points_at(position: int, factors_by_run: Sequence[tuple[Factor, ...]]) -> tuple[float, ...]:
+def _points_of_factor(position: int, factors_by_run: Sequence[tuple[Factor, ...]]) -> tuple[float, ...]:
     """Return the points of the factor at one position, for each run that was left out."""
     return tuple(factors[position].points for factors in factors_by_run)
 
@@ -304,19 +319,19 @@ def _have_runs_for_interval(side: TrialResult) -> bool:
 class _CommonParts(NamedTuple):
     """The parts of a step that can be told apart in all trials that are compared."""
 
-    communication_together: bool
-    """Whether exposed communication is one part."""
+    is_communication_one_part: bool
+    """Whether wait, wire and norm are one part."""
     merged: Mapping[str, str]
     """Part -> the part that it is added to."""
-    decoding_known: bool
+    is_decoding_apart: bool
     """Whether data wait is divided into loading and decoding."""
 
 
 def _comparable_parts(sides: Mapping[str, TrialResult]) -> list[dict[str, float]]:
-    """Return the seconds of the parts of each side's light step, under names that all can tell apart.
+    """Return the seconds of the parts of each side's step without the profiler, by names that both can tell apart.
 
     Args:
-        sides: words that messages add for a side (" of the baseline") -> its trial.
+        sides: clause that messages add for a side (" of the baseline") -> its trial.
 
     Returns:
         Part -> seconds of each side, in the order of the sides.
@@ -324,65 +339,68 @@ def _comparable_parts(sides: Mapping[str, TrialResult]) -> list[dict[str, float]
     Raises:
         Unexplained: with the reason.
     """
-    common = _common_parts(list(sides.values()))
-    return [_light_parts(trial, words, common) for words, trial in sides.items()]
+    common = _parts_all_can_tell(list(sides.values()))
+    return [_light_parts(trial, side_clause, common) for side_clause, trial in sides.items()]
 
 
-def _common_parts(trials: Sequence[TrialResult]) -> _CommonParts:
-    breakdowns = [trial.breakdown for trial in trials]
-    communication_together = not all(breakdown is None or breakdown.wait_known for breakdown in breakdowns)
+def _parts_all_can_tell(trials: Sequence[TrialResult]) -> _CommonParts:
+    """Return which parts of a step are known apart from one another in all of these trials."""
+    breakdowns = [result.breakdown for result in trials]
+    is_communication_one_part = not all(breakdown is None or breakdown.wait_known for breakdown in breakdowns)
     merged: dict[str, str] = {}
     # Where a trial did not record the marks of such a part, its time is in "other".
     for part in ("launch_gaps", "data_wait", "optimizer"):
         if any(breakdown is None or breakdown.typical.parts[part] is None for breakdown in breakdowns):
             merged[part] = "other"
-    has_synchronised_norm = any(trial.trial.train.batch_norm == "synchronised" for trial in trials)
-    if not communication_together and not has_synchronised_norm:
+    has_synchronised_norm = any(result.trial.train.batch_norm == "synchronised" for result in trials)
+    if not is_communication_one_part and not has_synchronised_norm:
         merged["norm"] = "wire"  # adds 0: there is no synchronised norm
-    has_stages = any(trial.trial.parallel.pipeline > 1 for trial in trials)
+    has_stages = any(result.trial.parallel.pipeline > 1 for result in trials)
     if not has_stages:
         merged["bubble"] = "other"  # adds 0: there is no pipeline
-    shares = [trial.loader.decoding_share for trial in trials]
-    decodes = None not in shares and any(shares)
-    return _CommonParts(communication_together, merged, decoding_known=decodes and "data_wait" not in merged)
+    decoding_shares = [result.loader.decoding_share for result in trials]
+    is_decoding_known = None not in decoding_shares and any(decoding_shares)
+    return _CommonParts(
+        is_communication_one_part, merged, is_decoding_apart=is_decoding_known and "data_wait" not in merged
+    )
 
 
-def _light_parts(result: TrialResult, words: str, common: _CommonParts) -> dict[str, float]:
+def _light_parts(result: TrialResult, side_clause: str, common: _CommonParts) -> dict[str, float]:
     """Return part -> seconds of the light step that the trial's epochs consist of.
 
     Args:
         result: the trial.
-        words: what messages add for it (" of the baseline").
+        side_clause: what messages add for it (" of the baseline").
         common: the parts that can be told apart.
 
     Raises:
         Unexplained: with the reason.
     """
     if result.breakdown is None:
-        raise Unexplained(f"no step{words} was explained")
+        raise Unexplained(f"no step{side_clause} was explained")
     typical = result.breakdown.typical
     reasons = result.breakdown.reasons
     if typical.exposed_seconds is None or typical.parts["other"] is None:
-        raise Unexplained(f"parts of the step{words} are unknown: {reasons.get('other') or reasons.get('wait')}")
+        raise Unexplained(f"parts of the step{side_clause} are unknown: {reasons.get('other') or reasons.get('wait')}")
     parts = {name: typical.parts[name] or 0.0 for name in PARTS}
-    if common.communication_together:
+    if common.is_communication_one_part:
         sum_of_parts = sum(parts.pop(name) for name in EXPOSED)
         parts[COMMUNICATION] = sum_of_parts if result.breakdown.wait_known else typical.exposed_seconds
     for name, target in common.merged.items():
         parts[target] += parts.pop(name)
     decoding_share = result.loader.decoding_share
-    if common.decoding_known and decoding_share is not None:
+    if common.is_decoding_apart and decoding_share is not None:
         data_wait = parts.pop("data_wait")
         parts["loading"] = data_wait * (1 - decoding_share)
         parts["decoding"] = data_wait * decoding_share
-    step = _believable(_step_seconds(result), f"the light step{words}", " s")
-    _believable(sum(parts.values()), f"the explained step{words}", " s")
-    return unprofiled(parts, step, result.trial.train.device)
+    step_seconds = _checked_value(_step_seconds(result), f"the light step{side_clause}", unit=" s")
+    _checked_value(sum(parts.values()), f"the explained step{side_clause}", unit=" s")
+    return unprofiled(parts, step_seconds, result.trial.train.device)
 
 
 def _step_seconds(result: TrialResult) -> float:
     """Return S, the seconds of a step: the mean epoch as `analysis.scaling` takes it, divided by its steps."""
-    return math.exp(mean_log(result) - math.log(_steps(result)))
+    return math.exp(mean_log(result) - math.log(_steps_per_epoch(result)))
 
 
 def mean_log(result: TrialResult) -> float:
@@ -390,7 +408,7 @@ def mean_log(result: TrialResult) -> float:
     return statistics.fmean(math.log(cost) for cost in result.comparable_costs)
 
 
-def _steps(result: TrialResult) -> float:
+def _steps_per_epoch(result: TrialResult) -> float:
     """Return K, the steps of an epoch with all its images.
 
     Where costs are seconds per image, as of rates, K is the steps of one image times the share of the data that is
@@ -399,7 +417,7 @@ def _steps(result: TrialResult) -> float:
     Raises:
         Unexplained: the steps are unknown.
     """
-    if result.of_rates:
+    if result.has_rates_alone:
         if not result.batch_known:
             raise Unexplained("how many images a step takes is not told")
         return result.trial.data.fraction / result.trial.global_batch
@@ -409,27 +427,28 @@ def _steps(result: TrialResult) -> float:
     return steps / (1 - result.images_left_out)
 
 
-def _work_per_rank(trial: TrialResult, reference: TrialResult) -> float:
+def _work_per_rank(result: TrialResult, reference: TrialResult) -> float:
     """Return q, the images of a rank's optimizer step: those of the trial / those of the reference."""
-    train = trial.trial.train
+    train = result.trial.train
     reference_train = reference.trial.train
     images = train.micro_batch * train.grad_accum
-    return images / (reference_train.micro_batch * reference_train.grad_accum)
+    reference_images = reference_train.micro_batch * reference_train.grad_accum
+    return images / reference_images
 
 
-def _believable(value: float, what: str, unit: str = "") -> float:
-    """Return the value.
+def _checked_value(value: float, subject: str, *, unit: str = "") -> float:
+    """Return the value, if it can have been measured by a clock that works.
 
     Args:
         value: the value.
-        what: what it is, for the message.
+        subject: what it is, for the message.
         unit: its unit, with a space before it.
 
     Raises:
         Unexplained: only a broken clock can have measured it.
     """
-    if not _LEAST < value < _MOST:
-        raise Unexplained(f"{what} cannot be believed: {value:.3g}{unit}")
+    if not _LEAST_BELIEVABLE < value < _LARGEST_BELIEVABLE:
+        raise Unexplained(f"{subject} cannot be believed: {value:.3g}{unit}")
     return value
 
 
@@ -446,4 +465,6 @@ def logarithmic_mean(first: float, second: float) -> float:
 def points_per_log(efficiency: float) -> float:
     """Return the points of efficiency per unit of its logarithm: (1 - E) / ln E, and -1, its limit, for E = 1."""
     log = math.log(efficiency)
-    return -math.expm1(log) / log if log else -1.0
+    if log == 0:
+        return -1.0
+    return -math.expm1(log) / log  # expm1(ln E) is E - 1

@@ -61,7 +61,8 @@ def lint(config: dict[str, Any], target: LintTarget) -> tuple[FileFinding, ...]:
     """Return the findings of all rules, the most severe first, otherwise in the order of `RULES`.
 
     A rule names several pieces of advice, the best first. A finding gets the first of them that solves the problem in
-    this file: with the advice followed, the rules find neither it nor a new error or warning.
+    this file: with the advice followed, the rules find neither it nor a new error or warning. To know that, each piece
+    is tried on a copy of the file.
 
     Args:
         config: a DeepSpeed configuration.
@@ -73,13 +74,14 @@ def lint(config: dict[str, Any], target: LintTarget) -> tuple[FileFinding, ...]:
     view = ConfigurationView(config, target, Release(target.deepspeed))
     findings = _findings_of_all_rules(view)
     problems = _problems(findings)
-    with_tried_advice = [_with_first_solution(finding, view, problems) for finding in findings[:_MOST_TRIED]]
-    with_untried_advice = findings[_MOST_TRIED:]
+    to_try = findings[:_MOST_FINDINGS_TRIED]
+    with_tried_advice = [_with_first_solution(finding, view, problems) for finding in to_try]
+    with_untried_advice = findings[_MOST_FINDINGS_TRIED:]
     return tuple(sorted([*with_tried_advice, *with_untried_advice], key=_severity_rank))
 
 
-_MOST_TRIED = 40
-"""Findings whose advice is tried: a file with more is hardly a configuration."""
+_MOST_FINDINGS_TRIED = 40
+"""Most findings of a file whose advice is tried: a file with more is hardly a configuration."""
 
 
 def _severity_rank(finding: Finding) -> int:
@@ -88,6 +90,7 @@ def _severity_rank(finding: Finding) -> int:
 
 
 def _findings_of_all_rules(view: ConfigurationView) -> list[FileFinding]:
+    """Return the findings of all rules, in the order of `RULES`."""
     findings: list[FileFinding] = []
     for rule in RULES:
         findings += rule(view)
@@ -95,13 +98,14 @@ def _findings_of_all_rules(view: ConfigurationView) -> list[FileFinding]:
 
 
 class _Problem(NamedTuple):
-    """What a finding is about, whatever the value: the same rule on another value of the key is the same problem."""
+    """The subject of a finding. A rule's findings on two values of one key are the same problem."""
 
     rule: str
     key: str
 
 
 def _problem(finding: Finding) -> _Problem:
+    """Return the problem that a finding is about."""
     return _Problem(finding.kind, finding.about.key)
 
 
@@ -132,7 +136,8 @@ def _is_solved_by(changes: FileChanges, finding: FileFinding, view: Configuratio
     """Whether the file has a finding no more after some changes, and no problem that is not among `problems`."""
     findings_after = _findings_of_all_rules(replace(view, config=changed(view.config, changes)))
     is_gone = all(_problem(remaining) != _problem(finding) for remaining in findings_after)
-    return is_gone and _problems(findings_after) <= problems
+    brings_no_problem = _problems(findings_after) <= problems
+    return is_gone and brings_no_problem
 
 
 def lint_file(path: Path, target: LintTarget) -> tuple[FileFinding, ...]:
@@ -169,12 +174,12 @@ def lint_fields(file: str, findings: Sequence[Finding], target: LintTarget) -> d
     return judged | {"findings": [finding_fields(finding) for finding in findings]}
 
 
-_ALWAYS_SETTLED = (*BATCH_KEYS, "gradient_clipping", "timers.throughput", "steps_per_print")
+_KEYS_ALWAYS_SETTLED = (*BATCH_KEYS, "gradient_clipping", "timers.throughput", "steps_per_print")
 """Keys that vitscale's engine writes into every configuration, so that no file leaves them open."""
 
 _PART_BY_PRECISION = {"bf16": "torch_autocast", "bf16-params": "bf16", "fp16": "fp16"}
 """A study's precision -> the part of the file that switches it on; fp32 needs none."""
-_PRECISIONS = {"fp32": "fp32", "bf16": "autocast", "bf16-params": "bf16", "fp16": "fp16"}
+_LINT_PRECISION = {"fp32": "fp32", "bf16": "autocast", "bf16-params": "bf16", "fp16": "fp16"}
 """A study's precision -> that of `ConfigurationView.precision`."""
 
 
@@ -202,7 +207,7 @@ def _on_trials(finding: Finding, trial_ids: Sequence[str]) -> Finding:
 
 
 def _target(trial: Trial) -> LintTarget:
-    """Return model, GPUs and release that a trial's file is judged for, and what its study decides in its stead."""
+    """Return what a trial's file is judged for: model, GPUs, release, and what the study decides in its stead."""
     version = installed_version()
     return LintTarget(
         model=trial.model.name,
@@ -211,15 +216,15 @@ def _target(trial: Trial) -> LintTarget:
         deepspeed=version,
         installed=version is not None,
         stage=trial.train.zero_stage,
-        precision=_PRECISIONS[trial.train.precision],
-        settled=frozenset(_settled(trial.train)),
+        precision=_LINT_PRECISION[trial.train.precision],
+        settled=frozenset(_settled_keys(trial.train)),
         in_a_study=True,
     )
 
 
-def _settled(train: TrainSpec) -> list[str]:
+def _settled_keys(train: TrainSpec) -> list[str]:
     """Return the dotted keys of a trial's file that vitscale's engine overrides or adds."""
-    is_settled = {
+    settled_by_study = {
         "zero_optimization.overlap_comm": train.overlap_comm is not None,
         "zero_optimization.reduce_bucket_size": train.bucket_mib is not None,
         "zero_optimization.stage3_prefetch_bucket_size": train.gather_bucket_mib is not None,
@@ -227,8 +232,8 @@ def _settled(train: TrainSpec) -> list[str]:
         "zero_optimization.offload_param": train.offload == "parameters",
         "communication_data_type": train.gradient_dtype is not None,
     }
-    settled = [*_ALWAYS_SETTLED]
-    settled += [key for key, is_set in is_settled.items() if is_set]
+    settled = [*_KEYS_ALWAYS_SETTLED]
+    settled += [key for key, is_set_by_study in settled_by_study.items() if is_set_by_study]
     if train.precision in _PART_BY_PRECISION:
         settled.append(_PART_BY_PRECISION[train.precision])
     return settled

@@ -24,7 +24,7 @@ def batch_arithmetic(view: ConfigurationView) -> Iterator[FileFinding]:
     DeepSpeed works out the sizes that are missing from the others. Nothing is checked where one of them is "auto"
     or is set by a study.
     """
-    if any(view.open(key) for key in BATCH_KEYS):
+    if any(view.leaves_open(key) for key in BATCH_KEYS):
         return
     sizes: dict[str, int] = {}
     for key in BATCH_KEYS:
@@ -89,36 +89,59 @@ def _check_global_batch(view: ConfigurationView, sizes: dict[str, int], trainers
         trainers: what trains different images.
     """
     global_batch = sizes[GLOBAL]
-    micro_batch = sizes.get(MICRO) or 1  # 0.5 in the file is 0 here
-    micro_steps = sizes.get(ACCUMULATION) or 1
-    images_per_trainer = micro_batch * micro_steps
+    images_per_trainer = _images_per_trainer(sizes)
     per_trainer = _images_per_trainer_in_words(sizes)
-    has_micro = MICRO in sizes
-    has_all_sizes = has_micro and ACCUMULATION in sizes
     if global_batch % images_per_trainer:
         message = f"{global_batch:,} is no multiple of {per_trainer}: no number of GPUs makes it close"
         divisor = images_per_trainer * (trainers.number or 1)
-        fix = _advice_to_take_multiple(global_batch, divisor, has_micro=has_micro)
+        fix = _advice_to_take_multiple(global_batch, divisor, has_micro=MICRO in sizes)
         yield _finding(view, "error", GLOBAL, message, fix)
-        return
-    fitting_number = global_batch // images_per_trainer
-    if trainers.number is None:
-        if has_all_sizes:
-            message = f"With {per_trainer} the file runs on exactly {fitting_number:,} {trainers.noun}"
-            fix = remove(GLOBAL, f"Leave {GLOBAL} out to run on any number, or say --gpus")
-            yield _finding(view, "note", GLOBAL, message, fix)
-        return
-    images_of_all = images_per_trainer * trainers.number
-    of_trainers = f"{trainers.number:,} {trainers.noun}"
+    elif trainers.number is not None:
+        yield from _check_global_batch_on(trainers.number, trainers.noun, view, sizes)
+    elif _has_all_sizes(sizes):
+        fitting_number = global_batch // images_per_trainer
+        message = f"With {per_trainer} the file runs on exactly {fitting_number:,} {trainers.noun}"
+        fix = remove(GLOBAL, f"Leave {GLOBAL} out to run on any number, or say --gpus")
+        yield _finding(view, "note", GLOBAL, message, fix)
+
+
+def _check_global_batch_on(
+    number: int, noun: str, view: ConfigurationView, sizes: dict[str, int]
+) -> Iterator[FileFinding]:
+    """Yield a finding where a global batch that divides into what trainers take does not suit their number.
+
+    Args:
+        number: how many trainers there are.
+        noun: their name in messages: "GPUs".
+        view: the file.
+        sizes: the batch sizes in the file, by key; the global batch is among them.
+    """
+    global_batch = sizes[GLOBAL]
+    images_per_trainer = _images_per_trainer(sizes)
+    per_trainer = _images_per_trainer_in_words(sizes)
+    images_of_all = images_per_trainer * number
     if global_batch % images_of_all:
-        message = f"{global_batch:,} is no multiple of {per_trainer} on {of_trainers} ({images_of_all:,})"
-        fix = _advice_to_take_multiple(global_batch, images_of_all, has_micro=has_micro)
+        message = f"{global_batch:,} is no multiple of {per_trainer} on {number:,} {noun} ({images_of_all:,})"
+        fix = _advice_to_take_multiple(global_batch, images_of_all, has_micro=MICRO in sizes)
         yield _finding(view, "error", GLOBAL, message, fix)
-    elif has_all_sizes and global_batch != images_of_all:
-        product = f"{per_trainer} x {of_trainers} = {images_of_all:,}"
+    elif _has_all_sizes(sizes) and global_batch != images_of_all:
+        product = f"{per_trainer} x {number:,} {noun} = {images_of_all:,}"
+        fitting_number = global_batch // images_per_trainer
         message = f"{global_batch:,} is not {product}; it closes on {fitting_number:,}"
         fix = remove(GLOBAL, f"Leave {GLOBAL} or {ACCUMULATION} out: it follows from the others")
         yield _finding(view, "error", GLOBAL, message, fix)
+
+
+def _images_per_trainer(sizes: dict[str, int]) -> int:
+    """Return micro-batch x accumulation; a size that the file does not have counts as 1."""
+    micro_batch = sizes.get(MICRO) or 1  # 0.5 in the file is 0 here
+    micro_steps = sizes.get(ACCUMULATION) or 1
+    return micro_batch * micro_steps
+
+
+def _has_all_sizes(sizes: dict[str, int]) -> bool:
+    """Whether micro-batch and accumulation are both in the file, beside the global batch."""
+    return MICRO in sizes and ACCUMULATION in sizes
 
 
 def _advice_to_take_multiple(global_batch: int, divisor: int, *, has_micro: bool) -> Remedy:
@@ -147,5 +170,6 @@ def _images_per_trainer_in_words(sizes: dict[str, int]) -> str:
 
 
 def _finding(view: ConfigurationView, severity: Severity, key: str, message: str, fix: Remedy) -> FileFinding:
+    """Return a finding of the rule `batch_arithmetic`."""
     source = f"{_DOCS} and {view.source('runtime/config.py')} (_batch_assertion)"
     return finding("batch-arithmetic", severity, key, message, fix, source)

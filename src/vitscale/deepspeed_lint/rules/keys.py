@@ -12,10 +12,10 @@ from vitscale.deepspeed_lint.view import ConfigurationView, KeyInFile, finding, 
 from vitscale.errors import shown
 from vitscale.present.document import Severity
 
-_MOST = 50
+_MOST_UNKNOWN_KEYS_LISTED = 50
 """Most unknown keys that are named one by one: a file with more is hardly a configuration."""
 
-_COMMENTS = ("_", "#", "//", "$", "comment")
+_COMMENT_PREFIXES = ("_", "#", "//", "$", "comment")
 """Beginnings of keys that people use for comments, in small letters."""
 
 
@@ -56,18 +56,19 @@ def not_json() -> FileFinding:
 def unknown_and_removed_keys(view: ConfigurationView) -> Iterator[FileFinding]:
     """Yield a finding for each key in the file that the release does not know in its place, refuses or deprecates.
 
-    After `_MOST` unknown keys a last finding says that there are more.
+    Only unknown keys are limited in number. At the first one beyond `_MOST_UNKNOWN_KEYS_LISTED` a finding says that
+    there are more, and the rest of the file is not checked.
     """
-    unknown_count = 0
+    unknown_keys_listed = 0
     for key in keys_in(view):
         key_finding = _finding_on_key(view, key)
         if key_finding is None:
             continue
         if key_finding.kind == "unknown-key":
-            unknown_count += 1
-            if unknown_count > _MOST:
+            if unknown_keys_listed == _MOST_UNKNOWN_KEYS_LISTED:
                 yield _more_unknown_keys(view)
                 return
+            unknown_keys_listed += 1
         yield key_finding
 
 
@@ -77,38 +78,51 @@ def _more_unknown_keys(view: ConfigurationView) -> FileFinding:
         "unknown-key",
         "warning",
         key="",
-        message=f"There are more unknown keys than the {_MOST} that are told",
+        message=f"There are more unknown keys than the {_MOST_UNKNOWN_KEYS_LISTED} that are told",
         fix="Look whether this is a DeepSpeed configuration",
         source=view.source("runtime/config.py"),
     )
 
 
 def _finding_on_key(view: ConfigurationView, key: KeyInFile) -> FileFinding | None:
-    """Return what is wrong with a key in its place; None where the release reads it, or it is a comment."""
+    """Return what is wrong with a key in its place; None where the release reads it, or it is a comment.
+
+    The release has a fact on each key that it knows: "refused", "deprecated: NEW_NAME", or the type that it reads. The
+    fact on the part around the key is "strict" where DeepSpeed refuses unknown keys in it, and "open" where it takes
+    any.
+    """
     release = view.release
     if key.dotted == "data_parallel_size" and release.fact("sequence_parallel_size") is not None:
         return None  # deepspeed/__init__.py, outside what the table is made from, makes a mesh of both
-    fact = None if "." in key.name else release.fact(key.dotted)
-    if fact == "refused":
+    key_fact = None if "." in key.name else release.fact(key.dotted)
+    if key_fact == "refused":
         return _removed_key_finding(view, key)
-    if fact is not None and fact.startswith("deprecated"):
+    if key_fact is not None and key_fact.startswith("deprecated"):
         return _deprecated_key_finding(view, key)
-    is_part_strict = release.fact(key.part) == "strict"  # it refuses keys that it does not know
+    part_fact = release.fact(key.part)
+    refuses_unknown_keys = part_fact == "strict"
     other_name = f"{key.part}.{key.name.removeprefix('stage3_')}"
-    if is_part_strict and key.name.startswith("stage3_") and view.has(other_name):
-        message = f"It is another name of {other_name}, and DeepSpeed refuses a file with both"
-        fix_one = remove(key.dotted, "Remove one of them")
-        return finding("two-names", "error", key.dotted, message, fix_one, _source_of_part(view, key.part))
-    is_comment = key.name.lower().startswith(_COMMENTS) and not is_part_strict
-    takes_any_key = release.fact(key.part) == "open"
-    if fact is None and not takes_any_key and not is_comment:
-        return _unknown_key_finding(view, key, is_refused=is_part_strict)
-    return None
+    has_both_names = key.name.startswith("stage3_") and view.has(other_name)
+    if refuses_unknown_keys and has_both_names:
+        return _two_names_finding(view, key, other_name)
+    if key_fact is not None or part_fact == "open":
+        return None
+    is_comment = key.name.lower().startswith(_COMMENT_PREFIXES)
+    if is_comment and not refuses_unknown_keys:
+        return None
+    return _unknown_key_finding(view, key, is_refused=refuses_unknown_keys)
+
+
+def _two_names_finding(view: ConfigurationView, key: KeyInFile, other_name: str) -> FileFinding:
+    """Return the finding on a key that stands in the file with "stage3_" before its name and without."""
+    message = f"It is another name of {other_name}, and DeepSpeed refuses a file with both"
+    fix = remove(key.dotted, "Remove one of them")
+    return finding("two-names", "error", key.dotted, message, fix, _source_of_part(view, key.part))
 
 
 def _source_of_part(view: ConfigurationView, part: str) -> str:
     """Return the file of DeepSpeed that reads a part of the configuration, with its release, in words."""
-    return view.source(_FILES.get(part, "runtime/config.py"))
+    return view.source(_READING_FILE_BY_PART.get(part, "runtime/config.py"))
 
 
 def _removed_key_finding(view: ConfigurationView, key: KeyInFile) -> FileFinding:
@@ -129,7 +143,7 @@ def _deprecated_key_finding(view: ConfigurationView, key: KeyInFile) -> FileFind
         message = f"DeepSpeed refuses this deprecated key together with {new_name}"
         return finding("deprecated-key", "error", key.dotted, message, remove(key.dotted), source)
     message = f"DeepSpeed warns that this key is deprecated in favour of {new_name}"
-    changes = {key.dotted: REMOVED} | _as_successor(view, key.dotted, successor)
+    changes = {key.dotted: REMOVED} | _values_of_successor(view.value(key.dotted), successor)
     device = ' with "device": "cpu"' if f"{successor}.device" in changes else ""
     fixes = [
         Remedy(f"Use {successor}{device}", changes),
@@ -156,12 +170,13 @@ def _has_either_name(view: ConfigurationView, key: str) -> bool:
     return view.has(key) or view.has(f"{part}.stage3_{name}")
 
 
-def _as_successor(view: ConfigurationView, key: str, successor: str) -> dict[str, Any]:
-    """Return changes of the file that write the value of a deprecated key under its new name.
+def _values_of_successor(value: object, successor: str) -> dict[str, Any]:
+    """Return the dotted keys, with values, that say with a successor what a deprecated key says with its value.
 
-    Return no changes where it has several successors, or was a switch for an offload and is off.
+    Return {} where there are several successors, or the key was a switch for an offload and is off.
+
+    Example: {"zero_optimization.offload_optimizer.device": "cpu"} for the value True of "cpu_offload".
     """
-    value = view.value(key)
     if " or " in successor:  # there are several, in words
         return {}
     if successor.endswith(("offload_optimizer", "offload_param")):
@@ -231,9 +246,9 @@ def _advice_for_unknown_key(view: ConfigurationView, key: KeyInFile) -> list[Rem
     similar_name = _nearest_name(key.name.lower()[:80], tuple(release.children(key.part)))
     if similar_name is not None:
         return _advice_to_rename(view, key, f"{key.part}.{similar_name}" if key.part else similar_name)
-    if len(key.name) <= 2 or key.name in _COMMON:
+    if len(key.name) <= 2 or key.name in _NAMES_IN_MANY_PARTS:
         return []
-    same_name_elsewhere = [known_key for known_key in release.places(key.name) if known_key != key.dotted]
+    same_name_elsewhere = [known_key for known_key in release.keys_ending_in(key.name) if known_key != key.dotted]
     current = [known_key for known_key in same_name_elsewhere if not _is_deprecated(view, known_key)]
     if current:
         return _advice_to_move(view, key, current)
@@ -283,19 +298,18 @@ def _advice_to_rename(view: ConfigurationView, key: KeyInFile, known_key: str) -
     new_values: dict[str, Any] = {known_key: value}
     if _is_deprecated(view, known_key):
         new_key = _successor(view, known_key)
-        only_this_key = ConfigurationView({key.name: value}, view.target, view.release)
-        new_values = _as_successor(only_this_key, key.name, new_key)
+        new_values = _values_of_successor(None if "." in key.name else value, new_key)
     if _has_either_name(view, new_key):
         return [remove(place, f"Remove it: the file has {new_key} ({shown(view.value(new_key))})")]
     removal = f"Remove it, or write {new_key} if that is meant, in a value that fits the rest of the file"
     return [Remedy(f"Write {new_key} if that is meant", {place: REMOVED, **new_values}), remove(place, removal)]
 
 
-_COMMON = ("enabled", "params", "dtype", "type", "device", "verbose", "debug", "mode", "name", "project")
+_NAMES_IN_MANY_PARTS = ("enabled", "params", "dtype", "type", "device", "verbose", "debug", "mode", "name", "project")
 """Names that are in so many parts that finding one elsewhere is no hint."""
 
 
-_FILES = {
+_READING_FILE_BY_PART = {
     "zero_optimization": "runtime/zero/config.py",
     "zero_optimization.offload_optimizer": "runtime/zero/offload_config.py",
     "zero_optimization.offload_param": "runtime/zero/offload_config.py",

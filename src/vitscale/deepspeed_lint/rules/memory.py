@@ -9,7 +9,7 @@ from vitscale.deepspeed_lint.advice import REMOVED, FileChanges, FileFinding, Re
 from vitscale.deepspeed_lint.rules.overlap import bucket_elements, overlaps, sends_by_itself, smaller_bucket
 from vitscale.deepspeed_lint.view import ConfigurationView, finding
 from vitscale.present.document import Severity
-from vitscale.present.units import size
+from vitscale.present.units import counted, size
 
 STATE_BYTES = 16
 """Bytes per parameter that training with Adam keeps, for weights, gradients and the optimizer: 2 + 2 + 12 in mixed
@@ -24,9 +24,9 @@ _SMALL_SHARE_OF_GPU = 0.25
 """Share of `_SMALL_GPU_BYTES` below which it is not worth a slower step to free memory."""
 _LARGE_BUFFERS_BYTES = 2**29
 """Bytes of buffers that are reported even where the model's size is unknown: a 32nd of `_SMALL_GPU_BYTES`."""
-_BUCKET = "zero_optimization.reduce_bucket_size"
-_DEVICES = ("cpu", "nvme")
-_KEYS_OF_OFFLOAD = {
+_BUCKET_KEY = "zero_optimization.reduce_bucket_size"
+_OFFLOAD_DEVICES = ("cpu", "nvme")
+_KEYS_BY_OFFLOAD = {
     "offload_optimizer": ("offload_optimizer", "cpu_offload", "cpu_offload_use_pin_memory"),
     "offload_param": ("offload_param", "cpu_offload_param"),
 }
@@ -47,8 +47,8 @@ def _bytes_per_bucket_element(view: ConfigurationView) -> int:
     if view.precision == "autocast":
         return 2 + 4 if view.stage == 3 else 4 + 4
     element_type = view.precision
-    if view.stage == 1 and view.accumulates is not None:
-        element_type = view.accumulates
+    if view.stage == 1 and view.accumulation_type is not None:
+        element_type = view.accumulation_type
     sent_type = view.text("communication_data_type")
     if view.stage == 3 and sent_type is not None:
         element_type = sent_type.lower()
@@ -68,12 +68,11 @@ def bucket_memory(view: ConfigurationView) -> Iterator[FileFinding]:
         return
     buffers = 2 if stage < 3 and overlaps(view) else 1
     element_bytes = _bytes_per_bucket_element(view)
-    buffer_bytes = buffers * elements * element_bytes
-    verdict = _judge_buffers(view.target.parameters, elements, buffer_bytes)
+    all_buffers_bytes = buffers * elements * element_bytes
+    verdict = _judge_buffers(view.target.parameters, elements, all_buffers_bytes)
     if verdict is None:
         return
-    subject = "1 buffer" if buffers == 1 else f"{buffers} buffers"
-    default = "" if view.has(_BUCKET) else " (the default)"
+    default = "" if view.has(_BUCKET_KEY) else " (the default)"
     types = ""
     if view.precision == "autocast":
         types = " (fp32 and 16 bits)" if stage == 3 else " (4 for each of the two types sent)"
@@ -81,10 +80,10 @@ def bucket_memory(view: ConfigurationView) -> Iterator[FileFinding]:
     yield finding(
         "bucket-memory",
         verdict.severity,
-        key=_BUCKET,
+        key=_BUCKET_KEY,
         message=(
-            f"{subject} of {elements:,.0f} elements{default} x {element_bytes} bytes{types} take "
-            f"{size(buffer_bytes)} on each GPU, {verdict.comparison}"
+            f"{counted(buffers, 'buffer')} of {elements:,.0f} elements{default} x {element_bytes} bytes{types} take "
+            f"{size(all_buffers_bytes)} on each GPU, {verdict.comparison}"
         ),
         fix=_advice_for_smaller_bucket(view),
         source=view.source(file),
@@ -97,7 +96,7 @@ def _advice_for_smaller_bucket(view: ConfigurationView) -> Remedy:
     text = f"Set reduce_bucket_size to about a tenth of the model: {elements:,}"
     if view.target.parameters is None:
         text = f"Set reduce_bucket_size to a tenth of the model, such as {elements:,} (say --model or --parameters)"
-    return Remedy(text, {_BUCKET: elements})
+    return Remedy(text, {_BUCKET_KEY: elements})
 
 
 class _BufferVerdict(NamedTuple):
@@ -137,9 +136,9 @@ def _offload_device(view: ConfigurationView, part: str) -> str | None:
         part: "offload_optimizer" or "offload_param".
     """
     device = view.text(f"zero_optimization.{part}.device")
-    if device is None and part == "offload_optimizer" and view.on("zero_optimization.cpu_offload"):
+    if device is None and part == "offload_optimizer" and view.is_on("zero_optimization.cpu_offload"):
         return "cpu"
-    return device if device in _DEVICES else None
+    return device if device in _OFFLOAD_DEVICES else None
 
 
 def offload_that_cannot_pay(view: ConfigurationView) -> Iterator[FileFinding]:
@@ -185,9 +184,9 @@ _PARAMETER_OFFLOAD = _Offload(
 def _small_offload(view: ConfigurationView, parameters: int, offload: _Offload) -> Iterator[FileFinding]:
     """Yield a finding where an offload frees little even on a small GPU."""
     gpus = view.target.gpus or 1
-    ratio = view.number(f"zero_optimization.{offload.part}.ratio", 1)  # share that is offloaded
-    share = 1 if ratio is None else min(max(ratio, 0), 1)
-    freed_bytes = offload.bytes_per_parameter * parameters / gpus * share
+    ratio = view.number(f"zero_optimization.{offload.part}.ratio", 1)  # the share that is offloaded
+    offloaded_share = 1 if ratio is None else min(max(ratio, 0), 1)
+    freed_bytes = offload.bytes_per_parameter * parameters / gpus * offloaded_share
     if freed_bytes >= _SMALL_SHARE_OF_GPU * _SMALL_GPU_BYTES:
         return
     product = f"{offload.bytes_per_parameter} bytes x {parameters:,} parameters"
@@ -212,10 +211,10 @@ def _small_offload(view: ConfigurationView, parameters: int, offload: _Offload) 
 
 def _without_offload(part: str) -> FileChanges:
     """Return changes of the file that remove an offload, its deprecated keys included."""
-    return {f"zero_optimization.{name}": REMOVED for name in _KEYS_OF_OFFLOAD[part]}
+    return {f"zero_optimization.{name}": REMOVED for name in _KEYS_BY_OFFLOAD[part]}
 
 
-_ON_THE_CPU = ("adam", "adamw", "adagrad", "lion")
+_OPTIMIZERS_WITH_CPU_FORM = ("adam", "adamw", "adagrad", "lion")
 """Optimizers, in small letters, of which DeepSpeed has one for the CPU, and takes it where the optimizer is offloaded.
 """
 
@@ -226,19 +225,20 @@ def offload_without_effect(view: ConfigurationView) -> Iterator[FileFinding]:
     if stage is None:
         return
     source = view.source("runtime/zero/config.py")
-    if stage in (1, 2) and _offload_device(view, "offload_optimizer") == "nvme":
+    optimizer_device = _offload_device(view, "offload_optimizer")
+    if stage in (1, 2) and optimizer_device == "nvme":
         yield _nvme_below_stage_3(view)
     if stage < 3 and _offload_device(view, "offload_param"):
         message = f"offload_param is for stage 3 alone: at stage {stage} the parameters stay on the GPU"
         key = "zero_optimization.offload_param"
         yield finding("offload-without-effect", "warning", key, message, remove(key), source)
-    if stage == 0 and _offload_device(view, "offload_optimizer"):
+    if stage == 0 and optimizer_device is not None:
         yield _optimizer_offload_at_stage_0(view)
-    key = "zero_optimization.offload_optimizer.ratio"
-    ratio = view.number(key, 1)
+    ratio_key = "zero_optimization.offload_optimizer.ratio"
+    ratio = view.number(ratio_key, 1)
     if stage != 3 and ratio is not None and ratio < 1:
         message = f"DeepSpeed refuses a ratio below 1 at stage {stage}: partial offload is for stage 3"
-        yield finding("offload-ratio", "error", key, message, remove(key), source)
+        yield finding("offload-ratio", "error", ratio_key, message, remove(ratio_key), source)
 
 
 def _nvme_below_stage_3(view: ConfigurationView) -> FileFinding:
@@ -256,8 +256,8 @@ def _optimizer_offload_at_stage_0(view: ConfigurationView) -> FileFinding:
     key = "zero_optimization.offload_optimizer"
     fix = Remedy("Remove it, or take stage 1 or 2", _without_offload("offload_optimizer"))
     optimizer = (view.text("optimizer.type") or "").lower()
-    is_torchs_own = view.value("optimizer.params.torch_adam") is True
-    if optimizer in _ON_THE_CPU and not is_torchs_own:
+    takes_torch_adam = view.value("optimizer.params.torch_adam") is True
+    if optimizer in _OPTIMIZERS_WITH_CPU_FORM and not takes_torch_adam:
         message = (
             "offload_optimizer at stage 0 makes DeepSpeed take its optimizer for the CPU, and no stage moves the "
             "parameters there: the first step fails on a GPU"

@@ -1,4 +1,9 @@
-"""Overlap: whether gradients are sent while backward still computes, and how often they are sent."""
+"""Overlap: whether gradients are sent while backward still computes, and how often they are sent.
+
+Without overlap the whole time of a transfer adds to the step. DeepSpeed collects gradients in buckets of
+`reduce_bucket_size` elements. At stages 1 to 3 `overlap_comm` has each bucket sent as soon as it is full, while
+backward goes on. How well that works depends on the release (`behaviours`).
+"""
 
 from __future__ import annotations
 
@@ -10,12 +15,12 @@ from vitscale.deepspeed_lint.behaviours import OVERLAP_OVERWRITES, OVERLAP_WAITS
 from vitscale.deepspeed_lint.rules.optimizer import compresses
 from vitscale.deepspeed_lint.view import ConfigurationView, finding
 
-BUCKET_ELEMENTS = 5e8
+DEFAULT_BUCKET_ELEMENTS = 5e8
 """Default of `reduce_bucket_size` and `allgather_bucket_size`, in elements: deepspeed/runtime/zero/config.py, 0.9.5 to
 0.19.8."""
 
-_OVERLAP = "zero_optimization.overlap_comm"
-_BUCKET = "zero_optimization.reduce_bucket_size"
+_OVERLAP_KEY = "zero_optimization.overlap_comm"
+_BUCKET_KEY = "zero_optimization.reduce_bucket_size"
 
 
 def overlaps(view: ConfigurationView) -> bool | None:
@@ -23,30 +28,30 @@ def overlaps(view: ConfigurationView) -> bool | None:
 
     Return None where the stage or the switch is left open.
     """
-    if view.stage is None or view.open(_OVERLAP):
+    if view.stage is None or view.leaves_open(_OVERLAP_KEY):
         return None
     if view.stage == 1 and view.release.does(STAGE_1_IGNORES_OVERLAP):
         return False
-    return view.flag(_OVERLAP, default=view.stage == 3)
+    return view.flag(_OVERLAP_KEY, default=view.stage == 3)
 
 
 def sends_by_itself(view: ConfigurationView) -> bool:
     """Whether DeepSpeed takes BF16_Optimizer, which sends gradients itself, in buckets of its own."""
-    if view.stage != 1 or view.precision != "bf16" or view.accumulates != "fp32":
+    if view.stage != 1 or view.precision != "bf16" or view.accumulation_type != "fp32":
         return False
     # An optimizer that is offloaded to the CPU is another one; with nvme it is this one too.
     names_cpu = view.text("zero_optimization.offload_optimizer.device") == "cpu"
-    offloads_to_cpu = names_cpu or view.on("zero_optimization.cpu_offload")
+    offloads_to_cpu = names_cpu or view.is_on("zero_optimization.cpu_offload")
     return not offloads_to_cpu
 
 
 def bucket_elements(view: ConfigurationView) -> float | None:
     """Return `reduce_bucket_size`, in elements; None where it is open."""
-    return None if view.open(_BUCKET) else view.number(_BUCKET, BUCKET_ELEMENTS)
+    return None if view.leaves_open(_BUCKET_KEY) else view.number(_BUCKET_KEY, DEFAULT_BUCKET_ELEMENTS)
 
 
 def good_bucket(parameters: int) -> int:
-    """Return a bucket of about a tenth of the model: one significant digit, at least a million elements.
+    """Return a bucket's size in elements: about a tenth of the model, one significant digit, at least a million.
 
     Example: 8,000,000 for 86,567,656 parameters.
     """
@@ -55,7 +60,7 @@ def good_bucket(parameters: int) -> int:
     return tenth // unit * unit
 
 
-_USUAL_BUCKET = 25_000_000
+_USUAL_BUCKET_ELEMENTS = 25_000_000
 """A bucket for a model of unknown size, in elements: a tenth of a quarter of a billion parameters."""
 _NEWER_RELEASE = (
     "Run DeepSpeed 0.19.0 or later: 0.18.5 took that wait out, and 0.19.0 mended how the buckets' memory is kept"
@@ -65,7 +70,7 @@ _NEWER_RELEASE = (
 def smaller_bucket(view: ConfigurationView) -> int:
     """Return a bucket that is well below the model's size, in elements."""
     parameters = view.target.parameters
-    return _USUAL_BUCKET if parameters is None else good_bucket(parameters)
+    return _USUAL_BUCKET_ELEMENTS if parameters is None else good_bucket(parameters)
 
 
 def _changes_to_overlap(view: ConfigurationView) -> FileChanges:
@@ -73,10 +78,10 @@ def _changes_to_overlap(view: ConfigurationView) -> FileChanges:
 
     They switch overlap_comm on, and make a larger bucket smaller: gradients are sent whenever a bucket is full.
     """
-    changes: dict[str, Any] = {_OVERLAP: True}
+    changes: dict[str, Any] = {_OVERLAP_KEY: True}
     bucket = bucket_elements(view)
     if bucket is None or bucket > smaller_bucket(view):
-        changes[_BUCKET] = smaller_bucket(view)
+        changes[_BUCKET_KEY] = smaller_bucket(view)
     return changes
 
 
@@ -90,20 +95,30 @@ def nothing_overlaps(view: ConfigurationView) -> Iterator[FileFinding]:
     elif sends_by_itself(view):
         yield _bf16_optimizer_overlaps_nothing(view)
     elif stage == 1 and view.release.does(STAGE_1_IGNORES_OVERLAP):
-        yield finding(
-            "no-overlap",
-            "warning",
-            key=_OVERLAP,
-            message=f"DeepSpeed {view.release.target_version} {STAGE_1_IGNORES_OVERLAP.effect}, as all releases "
-            f"{STAGE_1_IGNORES_OVERLAP.releases()}: gradients are sent after backward has ended",
-            fix=Remedy("Run DeepSpeed 0.19.0 or later, or take stage 2"),
-            source=STAGE_1_IGNORES_OVERLAP.source,
-        )
-    elif overlaps(view) is False:
+        yield _release_ignores_overlap_at_stage_1(view)
+    elif overlaps(view) is False:  # None: the file leaves it open, and there is nothing to report
         yield from _overlap_is_off(view, stage)
 
 
-def _with_smaller_bucket(view: ConfigurationView) -> str:
+def _release_ignores_overlap_at_stage_1(view: ConfigurationView) -> FileFinding:
+    """Return the finding on stage 1 in a release that does not read overlap_comm there.
+
+    Its message: "DeepSpeed 0.12.6 ignores overlap_comm at stage 1, as all releases until 0.12.6: gradients ...".
+    """
+    version = view.release.target_version
+    effect = f"DeepSpeed {version} {STAGE_1_IGNORES_OVERLAP.effect}"
+    releases = f"as all releases {STAGE_1_IGNORES_OVERLAP.releases()}"
+    return finding(
+        "no-overlap",
+        "warning",
+        key=_OVERLAP_KEY,
+        message=f"{effect}, {releases}: gradients are sent after backward has ended",
+        fix=Remedy("Run DeepSpeed 0.19.0 or later, or take stage 2"),
+        source=STAGE_1_IGNORES_OVERLAP.source,
+    )
+
+
+def _clause_on_smaller_bucket(view: ConfigurationView) -> str:
     """Return the clause of an advice that goes with `_changes_to_overlap`."""
     return f"with a reduce_bucket_size well below the model's size, such as {smaller_bucket(view):,}"
 
@@ -122,7 +137,7 @@ def _bf16_optimizer_overlaps_nothing(view: ConfigurationView) -> FileFinding:
         fix=[
             Remedy(f"{text}, or take stage 2", removal),
             Remedy(
-                f"{text} and set overlap_comm to true, {_with_smaller_bucket(view)}",
+                f"{text} and set overlap_comm to true, {_clause_on_smaller_bucket(view)}",
                 {**removal, **_changes_to_overlap(view)},
             ),
         ],
@@ -132,19 +147,21 @@ def _bf16_optimizer_overlaps_nothing(view: ConfigurationView) -> FileFinding:
 
 def _nothing_overlaps_at_stage_0(view: ConfigurationView) -> Iterator[FileFinding]:
     """Yield a finding on stage 0, unless an optimizer sends something else in place of gradients."""
-    is_requested = view.on(_OVERLAP)
+    is_requested = view.is_on(_OVERLAP_KEY)
     if compresses(view) and not is_requested:
         return
-    subject = "overlap_comm has no effect at stage 0: the" if is_requested else "At stage 0 the"
-    key = "zero_optimization.stage" if view.has("zero_optimization") else ""
     if is_requested:
-        key = _OVERLAP
+        subject = "overlap_comm has no effect at stage 0: the"
+        key = _OVERLAP_KEY
+    else:
+        subject = "At stage 0 the"
+        key = "zero_optimization.stage" if view.has("zero_optimization") else ""
     changes = {**_changes_to_overlap(view), "zero_optimization.stage": 1}
-    text = f"Take stage 1 with overlap_comm true, {_with_smaller_bucket(view)}"
+    text = f"Take stage 1 with overlap_comm true, {_clause_on_smaller_bucket(view)}"
     ddp = "PyTorch's DistributedDataParallel, which overlaps by itself"
     options = [Remedy(f"{text}; or {ddp}", changes)]
     if is_requested:
-        options.append(Remedy(f"Remove it, or take {ddp}", {_OVERLAP: REMOVED}))
+        options.append(Remedy(f"Remove it, or take {ddp}", {_OVERLAP_KEY: REMOVED}))
     options.append(Remedy(f"Take {ddp}; or stage 1 with what else it needs"))
     yield finding(
         "no-overlap",
@@ -158,16 +175,16 @@ def _nothing_overlaps_at_stage_0(view: ConfigurationView) -> Iterator[FileFindin
 
 def _overlap_is_off(view: ConfigurationView, stage: int) -> Iterator[FileFinding]:
     """Yield a finding on a file of stage 1, 2 or 3 in which overlap_comm is off."""
-    default = "" if view.has(_OVERLAP) else " by default"
+    default = "" if view.has(_OVERLAP_KEY) else " by default"
     effect = "gradients are sent after backward has ended" if stage == 1 else "backward waits for each bucket it sends"
-    text = f"Set it to true, {_with_smaller_bucket(view)}"
+    text = f"Set it to true, {_clause_on_smaller_bucket(view)}"
     options = [Remedy(text, _changes_to_overlap(view))]
     if stage < 3 and _overlap_fails(view):
         options = [Remedy(f"{text}, in DeepSpeed 0.19.0 or later: before, overlap_comm does not work well")]
     stage_file = "runtime/zero/stage3.py" if stage == 3 else "runtime/zero/stage_1_and_2.py"
     source = f"{view.source('runtime/zero/config.py')} (overlap_comm_valid) and {view.source(stage_file)}"
     message = f"overlap_comm is off{default} at stage {stage}: {effect}"
-    yield finding("no-overlap", "warning", _OVERLAP, message, options, source)
+    yield finding("no-overlap", "warning", _OVERLAP_KEY, message, options, source)
 
 
 def _overlap_fails(view: ConfigurationView) -> bool:
@@ -187,7 +204,7 @@ def overlap_of_the_release(view: ConfigurationView) -> Iterator[FileFinding]:
         yield finding(
             "no-overlap",
             "warning",
-            key=_OVERLAP,
+            key=_OVERLAP_KEY,
             message=f"DeepSpeed {view.release.target_version} {OVERLAP_WAITS.effect} ({OVERLAP_WAITS.releases()})",
             fix=Remedy(_NEWER_RELEASE),
             source=OVERLAP_WAITS.source,
@@ -197,7 +214,7 @@ def overlap_of_the_release(view: ConfigurationView) -> Iterator[FileFinding]:
             yield finding(
                 "overlap-spoils-gradients",
                 "warning",
-                key=_OVERLAP,
+                key=_OVERLAP_KEY,
                 message=f"DeepSpeed {view.release.target_version} {behaviour.effect} ({behaviour.releases()})",
                 fix=Remedy("Run DeepSpeed 0.19.0 or later; in this release set overlap_comm to false"),
                 source=behaviour.source,
@@ -217,17 +234,17 @@ def one_bucket(view: ConfigurationView) -> Iterator[FileFinding]:
         return
     if not overlaps(view) or sends_by_itself(view):
         return
-    default = "" if view.has(_BUCKET) else " (the default)"
+    default = "" if view.has(_BUCKET_KEY) else " (the default)"
     tenth = good_bucket(parameters)
     yield finding(
         "one-bucket",
         "warning",
-        key=_BUCKET,
+        key=_BUCKET_KEY,
         message=(
             f"A bucket of {elements:,.0f} elements{default} holds all {parameters:,} gradients of the model: it "
             "is sent when backward has ended, and overlap_comm overlaps nothing"
         ),
-        fix=Remedy(f"Set it to about a tenth of the model: {tenth:,}", {_BUCKET: tenth}),
+        fix=Remedy(f"Set it to about a tenth of the model: {tenth:,}", {_BUCKET_KEY: tenth}),
         source=f"{view.source('runtime/zero/config.py')} (reduce_bucket_size counts elements, not bytes)",
     )
 

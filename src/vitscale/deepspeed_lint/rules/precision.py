@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vitscale.deepspeed_lint.advice import FileChanges, FileFinding, Remedy, remove
-from vitscale.deepspeed_lint.view import DTYPES, ConfigurationView, finding
+from vitscale.deepspeed_lint.view import TYPE_BY_NAME, ConfigurationView, finding
 from vitscale.errors import shown
 
-_FP16_LARGEST = 65504
-_OFFLOADED = "zero_optimization.offload_optimizer"
-_TF32 = "https://pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices"
+_LARGEST_FP16_NUMBER = 65504
+_OPTIMIZER_OFFLOAD_KEY = "zero_optimization.offload_optimizer"
+_TF32_DOCS = "https://pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices"
 
 
 def no_reduced_precision(view: ConfigurationView) -> Iterator[FileFinding]:
@@ -21,9 +21,9 @@ def no_reduced_precision(view: ConfigurationView) -> Iterator[FileFinding]:
     switches_in_file = [f"{part}.enabled" for part in parts if view.has(f"{part}.enabled")]
     switch = '"torch_autocast": {"enabled": true, "dtype": "bfloat16"}'
     changes: FileChanges = {"torch_autocast.enabled": True, "torch_autocast.dtype": "bfloat16"}
-    if not view.has_autocast or view.on("zero_optimization.zero_quantized_weights"):
+    if not view.has_autocast or view.is_on("zero_optimization.zero_quantized_weights"):
         switch = '"bf16": {"enabled": true}'
-        changes = {f"{view.bf16}.enabled": True}
+        changes = {f"{view.bf16_part}.enabled": True}
     text = f"{switch} on GPUs since Ampere; to stay in fp32, call torch.set_float32_matmul_precision('high') for TF32"
     condition = "what the file says of types and buckets then has to change too"
     yield finding(
@@ -36,19 +36,19 @@ def no_reduced_precision(view: ConfigurationView) -> Iterator[FileFinding]:
             "unused (TF32 is off by default)"
         ),
         fix=[Remedy(text, changes), Remedy(f"{text}; {condition}")],
-        source=f"{view.source('runtime/precision_config.py')} and {_TF32}",
+        source=f"{view.source('runtime/precision_config.py')} and {_TF32_DOCS}",
     )
 
 
 def several_precisions(view: ConfigurationView) -> Iterator[FileFinding]:
     """Yield a finding where fp16 and bf16 are both enabled, or autocast together with one of them."""
-    is_bf16 = view.on(f"{view.bf16}.enabled")
-    is_fp16 = view.on("fp16.enabled")
-    is_autocast = view.has_autocast and view.on("torch_autocast.enabled")
+    is_bf16 = view.is_on(f"{view.bf16_part}.enabled")
+    is_fp16 = view.is_on("fp16.enabled")
+    is_autocast = view.has_autocast and view.is_on("torch_autocast.enabled")
     if is_bf16 and is_fp16:
         yield _bf16_and_fp16(view)
     elif is_autocast and is_bf16:
-        yield _autocast_of_16_bits(view, part=view.bf16, weights="bf16")
+        yield _autocast_of_16_bits(view, part=view.bf16_part, weights="bf16")
     elif is_autocast and is_fp16:
         yield _autocast_of_16_bits(view, part="fp16", weights="fp16")
 
@@ -92,15 +92,15 @@ def _autocast_of_16_bits(view: ConfigurationView, *, part: str, weights: str) ->
 
 def bf16_is_not_autocast(view: ConfigurationView) -> Iterator[FileFinding]:
     """Yield a finding where bf16 is enabled without autocast, which is not the same as PyTorch's autocast."""
-    is_autocast = view.has_autocast and view.on("torch_autocast.enabled")
-    if view.on(f"{view.bf16}.enabled") and not is_autocast:
+    is_autocast = view.has_autocast and view.is_on("torch_autocast.enabled")
+    if view.is_on(f"{view.bf16_part}.enabled") and not is_autocast:
         instead = ", which is torch_autocast here" if view.has_autocast else ""
         yield finding(
             "bf16-is-not-autocast",
             "note",
-            key=f"{view.bf16}.enabled",
+            key=f"{view.bf16_part}.enabled",
             message=(
-                f"{view.bf16}.enabled turns weights and gradients into bf16 (the optimizer keeps fp32 copies), so "
+                f"{view.bf16_part}.enabled turns weights and gradients into bf16 (the optimizer keeps fp32 copies), so "
                 "that every operation computes in bf16: norms and softmax too, which torch.autocast computes in "
                 "fp32"
             ),
@@ -111,26 +111,26 @@ def bf16_is_not_autocast(view: ConfigurationView) -> Iterator[FileFinding]:
 
 def loss_scale(view: ConfigurationView) -> Iterator[FileFinding]:
     """Yield findings on a loss scale for fp16 that is fixed, or that begins or changes so that steps are lost."""
-    if not view.on("fp16.enabled"):
+    if not view.is_on("fp16.enabled"):
         return
     key = "fp16.loss_scale"
-    scale = view.number(key, 0)  # 0: DeepSpeed adapts it
     value = view.value(key)
+    scale = view.number(key, 0)  # 0: DeepSpeed adapts it; None: it is no number
     source = view.source("runtime/fp16/loss_scaler.py")
-    if isinstance(value, bool) or (scale is not None and scale < 0):
+    is_negative = scale is not None and scale < 0
+    if isinstance(value, bool) or is_negative:
         message = f"DeepSpeed refuses a loss scale of {str(value).lower()}: it is a number from 0 on"
         yield finding("fp16-loss-scale", "error", key, message, _advice_to_adapt_scale(), source)
-    elif scale is not None and scale != 0:
+    elif scale == 0:
+        yield from _check_first_scale(view, source)
+        yield from _check_scale_window(view, source)
+        yield from _check_least_scale(view, source)
+    elif scale is not None:
         message = (
             f"The loss scale is fixed at {scale:g}: it is never lowered when gradients overflow, and never raised when "
             "they vanish"
         )
         yield finding("fp16-loss-scale", "warning", key, message, _advice_to_adapt_scale(), source)
-    elif scale == 0:
-        yield from _check_first_scale(view, source)
-    if scale == 0:
-        yield from _check_scale_window(view, source)
-        yield from _check_least_scale(view, source)
 
 
 def _check_first_scale(view: ConfigurationView, source: str) -> Iterator[FileFinding]:
@@ -144,24 +144,21 @@ def _check_first_scale(view: ConfigurationView, source: str) -> Iterator[FileFin
     hysteresis = 1 if view.stage == 0 else view.number("fp16.hysteresis", 2)
     if power is None or hysteresis is None or not 15 < power < 1000:
         return
-    largest = _FP16_LARGEST / 2**power
+    largest_gradient = _LARGEST_FP16_NUMBER / 2**power
     overflows_without_halving = max(hysteresis - 1, 0)
-    halving = "Each halves the scale"
-    if overflows_without_halving >= 1:
-        count = int(overflows_without_halving)  # the file may have 2.5
-        number = "one" if count == 1 else str(count)
-        halving = f"Hysteresis lets the first {number} pass, then each halves the scale"
-    loss = ""
-    if power > 16:
+    is_high = power > 16
+    lost_steps_clause = ""
+    if is_high:
         lost_steps = power - 16 + overflows_without_halving
-        loss = f": expect some {lost_steps:g} steps lost"
+        lost_steps_clause = f": expect some {lost_steps:g} steps lost"
     yield finding(
         "fp16-loss-scale",
-        "warning" if power > 16 else "note",
+        "warning" if is_high else "note",
         key="fp16.initial_scale_power",
         message=(
-            f"The scale starts at 2^{power:g}: gradients above {largest:.2g} overflow (fp16 ends at "
-            f"{_FP16_LARGEST}), and each overflow skips a step of training. {halving}{loss}"
+            f"The scale starts at 2^{power:g}: gradients above {largest_gradient:.2g} overflow (fp16 ends at "
+            f"{_LARGEST_FP16_NUMBER}), and each overflow skips a step of training. "
+            f"{_halving_in_words(overflows_without_halving)}{lost_steps_clause}"
         ),
         fix=Remedy(
             'Leave the first steps out of timings and of the schedule, or start at 2^12: "initial_scale_power": 12',
@@ -169,6 +166,15 @@ def _check_first_scale(view: ConfigurationView, source: str) -> Iterator[FileFin
         ),
         source=source,
     )
+
+
+def _halving_in_words(overflows_without_halving: float) -> str:
+    """Return "Each halves the scale", or that only those do which come after the first overflows."""
+    if overflows_without_halving < 1:
+        return "Each halves the scale"
+    count = int(overflows_without_halving)  # the file may have 2.5
+    number = "one" if count == 1 else str(count)
+    return f"Hysteresis lets the first {number} pass, then each halves the scale"
 
 
 def _check_scale_window(view: ConfigurationView, source: str) -> Iterator[FileFinding]:
@@ -215,8 +221,9 @@ def communication_type(view: ConfigurationView) -> Iterator[FileFinding]:
         return
     kind = text.lower()
     is_known = kind in ("fp32", "fp16", "bf16")
-    autocast_type = DTYPES.get(view.text("torch_autocast.dtype") or "bf16")
-    is_ignored = view.precision == "autocast" and bool(view.stage) and kind != autocast_type
+    autocast_type = TYPE_BY_NAME.get(view.text("torch_autocast.dtype") or "bf16")
+    is_zero_autocast = view.precision == "autocast" and bool(view.stage)
+    is_ignored = is_zero_autocast and kind != autocast_type
     if is_known and is_ignored:
         yield finding(
             "communication-type",
@@ -253,7 +260,7 @@ def communication_type(view: ConfigurationView) -> Iterator[FileFinding]:
             "warning",
             key=key,
             message=(
-                f"Gradients travel as fp16 without a loss scale: above {_FP16_LARGEST:,} they become infinite, "
+                f"Gradients travel as fp16 without a loss scale: above {_LARGEST_FP16_NUMBER:,} they become infinite, "
                 "below 6e-8 zero"
             ),
             fix=Remedy("Write bf16, which has the range of fp32", {key: "bf16"}),
@@ -273,7 +280,7 @@ def accumulation_type(view: ConfigurationView) -> Iterator[FileFinding]:
     written = view.text(key)
     if written is None or view.stage != 0:
         return
-    kind = view.accumulates
+    kind = view.accumulation_type
     computed_type = "fp32" if view.precision == "autocast" else view.precision
     if kind is None:
         yield finding(
@@ -299,7 +306,7 @@ def low_precision_states(view: ConfigurationView) -> Iterator[FileFinding]:
     """Yield a finding for 16-bit master weights or optimizer states without the setting that DeepSpeed demands."""
     for key in (_BF16_MASTERS, _FP16_MASTERS, _BF16_STATES):
         missing = _setting_missing_for(view, key)
-        if view.on(key) and missing:
+        if view.is_on(key) and missing:
             yield finding(
                 "low-precision-states",
                 "error",
@@ -320,9 +327,10 @@ def _setting_missing_for(view: ConfigurationView, key: str) -> str:
     if view.stage == 0:
         return "a ZeRO stage from 1 on"
     if key == _BF16_STATES:
-        return "" if view.on(_BF16_MASTERS) else _BF16_MASTERS
-    offloads_to_cpu = view.text(f"{_OFFLOADED}.device") == "cpu" or view.on("zero_optimization.cpu_offload")
-    has_bf16_states = key == _BF16_MASTERS and view.on(_BF16_STATES)
-    if offloads_to_cpu or view.open(_OFFLOADED) or has_bf16_states:
+        return "" if view.is_on(_BF16_MASTERS) else _BF16_MASTERS
+    names_cpu = view.text(f"{_OPTIMIZER_OFFLOAD_KEY}.device") == "cpu"
+    offloads_to_cpu = names_cpu or view.is_on("zero_optimization.cpu_offload")
+    has_bf16_states = key == _BF16_MASTERS and view.is_on(_BF16_STATES)
+    if offloads_to_cpu or view.leaves_open(_OPTIMIZER_OFFLOAD_KEY) or has_bf16_states:
         return ""
-    return f'"device": "cpu" in {_OFFLOADED}'
+    return f'"device": "cpu" in {_OPTIMIZER_OFFLOAD_KEY}'

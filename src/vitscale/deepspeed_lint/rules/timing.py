@@ -61,7 +61,7 @@ _COSTLY_SWITCHES = (
 def costly_switches(view: ConfigurationView) -> Iterator[FileFinding]:
     """Yield a finding for each switch that is on and slows every step, or ends training."""
     for switch in _COSTLY_SWITCHES:
-        if view.on(switch.key):
+        if view.is_on(switch.key):
             advice = Remedy(switch.fix, {switch.key: False})
             source = " and ".join(view.source(file) for file in switch.files)
             yield finding(switch.rule, "warning", switch.key, switch.message, advice, source)
@@ -74,7 +74,7 @@ def throughput_timer(view: ConfigurationView) -> Iterator[FileFinding]:
     """
     timer = "timers.throughput"
     switch = f"{timer}.enabled"
-    if view.open(switch):
+    if view.leaves_open(switch):
         return
     is_on = view.flag(switch, default=True) is True
     synchronises = view.flag(f"{timer}.synchronized", default=True) is True

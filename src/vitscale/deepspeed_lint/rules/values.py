@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitscale.deepspeed_lint.advice import REMOVED, FileFinding, Remedy, remove
 from vitscale.deepspeed_lint.integrations import DEEPSPEEDS_OWN, FILLED, TRAINER
@@ -12,17 +12,17 @@ from vitscale.deepspeed_lint.view import ConfigurationView, KeyInFile, finding, 
 from vitscale.engines.deepspeed import config as deepspeed_config
 from vitscale.errors import shown
 
-_SWITCHES = (
+_UNCONVERTED_SWITCHES = (
     *("wall_clock_breakdown", "memory_breakdown", "prescale_gradients", "dump_state", "zero_allow_untested_optimizer"),
     *("zero_force_ds_cpu_optimizer", "torch_autocast.enabled", "flops_profiler.enabled", "flops_profiler.detailed"),
     *("activation_checkpointing.partition_activations", "activation_checkpointing.cpu_checkpointing"),
     *("activation_checkpointing.contiguous_memory_optimization",),
 )
-_READ_AS_THEY_ARE = {
+_UNCONVERTED_TYPES = {
     **dict.fromkeys((*deepspeed_config.BATCH_KEYS, "steps_per_print"), "int"),
     "gradient_clipping": "float",
     "gradient_predivide_factor": "float",
-    **dict.fromkeys(_SWITCHES, "bool"),
+    **dict.fromkeys(_UNCONVERTED_SWITCHES, "bool"),
     "optimizer.type": "str",
     "scheduler.type": "str",
     "communication_data_type": "str",
@@ -31,23 +31,35 @@ _READ_AS_THEY_ARE = {
 }
 """Types of values that DeepSpeed uses as they are, without a pydantic model that would convert or refuse them."""
 
-_PARTS = (
+_PARTS_TO_CHECK = (
     *("zero_optimization", "bf16", "fp16", "torch_autocast", "optimizer", "scheduler", "timers", "flops_profiler"),
     *("comms_logger", "activation_checkpointing", "pipeline", "optimizer.params", "scheduler.params"),
     *("zero_optimization.offload_optimizer", "zero_optimization.offload_param", "timers.throughput"),
 )
 
-_MAY_BE_NULL = ("bf16", "optimizer.params", "zero_optimization.offload_optimizer", "zero_optimization.offload_param")
-_CHECKED_FACTS = ("int", "float", "bool", "str", "one")
+_PARTS_THAT_MAY_BE_NULL = (
+    *("bf16", "optimizer.params"),
+    *("zero_optimization.offload_optimizer", "zero_optimization.offload_param"),
+)
+_FACTS_WITH_A_TYPE = ("int", "float", "bool", "str", "one")
 """First words of the facts on keys whose type a pydantic model checks."""
 
-_LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
-    "gt": (operator.gt, "greater than"),
-    "ge": (operator.ge, "at least"),
-    "lt": (operator.lt, "less than"),
-    "le": (operator.le, "at most"),
+
+class _Limit(NamedTuple):
+    """A kind of limit that pydantic knows for numbers."""
+
+    is_within: Callable[[Any, Any], bool]
+    """Takes a number and the bound."""
+    words: str
+
+
+_LIMIT_BY_NAME = {
+    "gt": _Limit(operator.gt, "greater than"),
+    "ge": _Limit(operator.ge, "at least"),
+    "lt": _Limit(operator.lt, "less than"),
+    "le": _Limit(operator.le, "at most"),
 }
-_IN_WORDS = {
+_TYPE_IN_WORDS = {
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
@@ -61,22 +73,37 @@ def wrong_types(view: ConfigurationView) -> Iterator[FileFinding]:
 
     Yield one too for each value outside the limits or the choices that DeepSpeed's pydantic models declare.
     """
-    for part in _PARTS:
+    yield from _wrong_parts(view)
+    yield from _wrong_unconverted_values(view)
+    yield from _values_that_pydantic_refuses(view)
+
+
+def _wrong_parts(view: ConfigurationView) -> Iterator[FileFinding]:
+    """Yield a finding for each part of the file that is no object, where DeepSpeed needs one."""
+    for part in _PARTS_TO_CHECK:
         value = view.value(part)
         if view.has(part) and not isinstance(value, dict) and not _may_stand_for_a_part(part, value):
             yield _wrong_type_finding(view, part, value, "part")
-    for key, kind in _READ_AS_THEY_ARE.items():
+
+
+def _wrong_unconverted_values(view: ConfigurationView) -> Iterator[FileFinding]:
+    """Yield a finding for each value of a wrong type that DeepSpeed uses without converting it."""
+    for key, kind in _UNCONVERTED_TYPES.items():
         value = view.value(key)
         is_to_check = view.has(key) and value is not None and value != "auto"
         if is_to_check and not _is_usable_unconverted(value, kind):
             yield _wrong_type_finding(view, key, value, kind)
         elif key in deepspeed_config.BATCH_KEYS and isinstance(value, float):
             yield _whole_number_as_float(view, key, value)
-    for file_key in keys_in(view):
-        fact = view.release.fact(file_key.dotted) or ""
-        is_in_model = fact.partition(" ")[0] in _CHECKED_FACTS
-        if is_in_model and file_key.dotted not in _READ_AS_THEY_ARE and file_key.value != "auto":
-            yield from _check_as_pydantic(view, file_key, fact)
+
+
+def _values_that_pydantic_refuses(view: ConfigurationView) -> Iterator[FileFinding]:
+    """Yield findings on the values that DeepSpeed's pydantic models check."""
+    for key in keys_in(view):
+        fact = view.release.fact(key.dotted) or ""
+        has_checked_type = fact.partition(" ")[0] in _FACTS_WITH_A_TYPE
+        if has_checked_type and key.dotted not in _UNCONVERTED_TYPES and key.value != "auto":
+            yield from _check_as_pydantic(view, key, fact)
 
 
 def _whole_number_as_float(view: ConfigurationView, key: str, value: float) -> FileFinding:
@@ -130,8 +157,8 @@ def _check_limits(view: ConfigurationView, key: KeyInFile, number: float, limits
     """Yield a finding for each limit that a number violates; limits are written as in the table: ["ge=0", "lt=1"]."""
     for limit in limits:
         name, _, bound = limit.partition("=")
-        holds, words = _LIMITS[name]
-        if not holds(number, float(bound)):
+        is_within, words = _LIMIT_BY_NAME[name]
+        if not is_within(number, float(bound)):
             message = f"It is {shown(key.value)}, but should be {words} {bound}"
             text = f"Write a number {words} {bound}"
             fixes = [remove(key.dotted, f"{text}, or leave it out"), Remedy(text)]
@@ -143,7 +170,7 @@ def _may_stand_for_a_part(part: str, value: object) -> bool:
     if part == "zero_optimization":
         return isinstance(value, bool)  # the old form
     if value is None:
-        return part in _MAY_BE_NULL
+        return part in _PARTS_THAT_MAY_BE_NULL
     return value == "auto"
 
 
@@ -154,15 +181,15 @@ def _wrong_type_finding(view: ConfigurationView, key: str, value: object, kind: 
         view: the file.
         key: the dotted key.
         value: its value.
-        kind: the right type, a key of `_IN_WORDS`.
+        kind: the right type, a key of `_TYPE_IN_WORDS`.
     """
     is_quoted = isinstance(value, str) and kind in ("int", "float", "bool")
-    effect = ": DeepSpeed takes any text for true, or fails on it" if is_quoted and key in _SWITCHES else ""
+    effect = ": DeepSpeed takes any text for true, or fails on it" if is_quoted and key in _UNCONVERTED_SWITCHES else ""
     return finding(
         "wrong-type",
         "error",
         key=key,
-        message=f"It is {shown(value)}, but should be {_IN_WORDS[kind]}{effect}",
+        message=f"It is {shown(value)}, but should be {_TYPE_IN_WORDS[kind]}{effect}",
         fix=_advice_for_right_type(view, key, value, kind, is_quoted=is_quoted),
         source=view.source("runtime/config.py"),
     )
@@ -172,7 +199,7 @@ def _advice_for_right_type(
     view: ConfigurationView, key: str, value: object, kind: str, *, is_quoted: bool
 ) -> list[Remedy]:
     """Return advice for a value of a wrong type: write the same value in the right type, or leave the key out."""
-    text = f"Write {_IN_WORDS[kind]}"
+    text = f"Write {_TYPE_IN_WORDS[kind]}"
     if is_quoted:
         text += " without quotes"
     conversions = _advice_to_convert(view, key, value, kind, text)
@@ -186,7 +213,7 @@ def _advice_to_convert(view: ConfigurationView, key: str, value: object, kind: s
         view: the file.
         key: the dotted key.
         value: the value of a wrong type.
-        kind: the right type, a key of `_IN_WORDS`.
+        kind: the right type, a key of `_TYPE_IN_WORDS`.
         text: words of the advice for numbers and switches.
     """
     if kind == "bool":
@@ -234,7 +261,7 @@ def _auto_names(part: dict[str, Any]) -> list[str]:
     return names
 
 
-_MOST_AUTO = 20
+_MOST_AUTO_LISTED = 20
 """Most findings on values that nothing fills in."""
 
 
@@ -249,7 +276,7 @@ def values_left_to_an_integration(view: ConfigurationView) -> Iterator[FileFindi
         yield from _left_to_vitscale(auto_keys)
         return
     unfilled_keys = [key for key in auto_keys if key not in FILLED]
-    for key in unfilled_keys[:_MOST_AUTO]:
+    for key in unfilled_keys[:_MOST_AUTO_LISTED]:
         yield _filled_by_nobody(view, key)
     filled_keys = [key for key in auto_keys if key in FILLED]
     if filled_keys:
@@ -271,11 +298,11 @@ def _filled_by_integrations(keys: list[str]) -> FileFinding:
         'DeepSpeed itself takes "auto" for its default in zero_optimization, bf16 and fp16, and elsewhere fails on '
         "it or takes it for true",
         fix="Without that integration write the values out",
-        source=_INTEGRATIONS,
+        source=_SOURCE_ON_INTEGRATIONS,
     )
 
 
-_INTEGRATIONS = (
+_SOURCE_ON_INTEGRATIONS = (
     "integrations/deepspeed.py of transformers 5.23, utils/dataclasses.py (fill_match) and accelerator.py "
     "(_prepare_deepspeed) of accelerate 1.15, and https://huggingface.co/docs/transformers/main/en/deepspeed"
 )
@@ -314,7 +341,7 @@ def _filled_by_nobody(view: ConfigurationView, key: str) -> FileFinding:
             "and fp16, and elsewhere fails on it or takes it for true"
         ),
         fix=fixes,
-        source=_INTEGRATIONS,
+        source=_SOURCE_ON_INTEGRATIONS,
     )
 
 

@@ -42,8 +42,9 @@ class AccelerateEngine(Engine):
         train = trial.train
         self.train_spec = train
         self.device = device
-        self.through_deepspeed = train.wrapper == "deepspeed"
-        if self.through_deepspeed:
+        self.uses_deepspeed = train.wrapper == "deepspeed"
+        """Whether Accelerate hands the model to DeepSpeed, not to one of torch's wrappers."""
+        if self.uses_deepspeed:
             deepspeed_wrap.quiet_import(device.type)
             self.input_dtype = deepspeed_wrap.INPUT_DTYPES.get(train.precision, torch.float32)
             model = base.with_options(deepspeed_wrap.constants_as(self.input_dtype, model.to(device)), train)
@@ -53,20 +54,20 @@ class AccelerateEngine(Engine):
         self.accelerator = _accelerator(model, trial, device)
         # One process on a GPU is not distributed to Accelerate (1.15, `multi_device`): it wraps nothing in DDP.
         is_single_gpu = device.type == "cuda" and self.accelerator.num_processes == 1
-        self.bare = train.wrapper == "ddp" and is_single_gpu
-        """Whether the model is in no wrapper."""
+        self.has_no_wrapper = train.wrapper == "ddp" and is_single_gpu
+        """Whether Accelerate leaves the model as it is."""
         self.wrapped, self.optimizer = self.accelerator.prepare(model, base.optimizer_of(model, trial))
-        self._check_wrapped()
-        if self.through_deepspeed:
+        self._check_wrapper()
+        if self.uses_deepspeed:
             self.gradient_dtype = deepspeed_wrap.gradient_dtype(self.wrapped, train)
         else:
             # Without a wrapper no hook converts gradients.
-            hooked = train.model_copy(update={"gradient_dtype": None}) if self.bare else train
-            self.gradient_dtype = TorchEngine.sent_gradient_dtype(hooked)
+            without_hook = train.model_copy(update={"gradient_dtype": None})
+            self.gradient_dtype = TorchEngine.sent_gradient_dtype(without_hook if self.has_no_wrapper else train)
 
     @staticmethod
     def preload(train: TrainSpec) -> None:
-        """Imports Accelerate; with DeepSpeed also that and transformers, whose settings Accelerate then looks for."""
+        """Import Accelerate; with DeepSpeed also that and transformers, whose settings Accelerate then looks for."""
         import accelerate  # noqa: F401 - its seconds count as imports
 
         if train.wrapper == "deepspeed":
@@ -93,18 +94,18 @@ class AccelerateEngine(Engine):
 
     @override
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Goes backward; Accelerate divides by the accumulation itself, and with DeepSpeed steps the optimizer here."""
+        """Go backward; Accelerate divides by the accumulation itself, and with DeepSpeed steps the optimizer here."""
         self.accelerator.backward(loss)
 
     @override
     def rehearse(self, images: Tensor) -> None:
-        """Does what the base class says, but without `accumulate`, which would count a micro-step."""
+        """Take a micro-batch without a trace, as the base class does; without `accumulate`, which would count it."""
         can_skip_exchange = isinstance(self.wrapped, DistributedDataParallel) and not self.train_spec.static_graph
         with self.wrapped.no_sync() if can_skip_exchange else nullcontext():
             with self.autocast():
                 logits = logits_of(self.wrapped(images.to(self.input_dtype)))
             loss = logits.float().sum() * 0.0
-            if self.through_deepspeed:
+            if self.uses_deepspeed:
                 self.wrapped.set_gradient_accumulation_boundary(False)
                 self.wrapped.backward(loss)
                 self.wrapped.step()
@@ -114,7 +115,7 @@ class AccelerateEngine(Engine):
 
     @override
     def step(self) -> None:
-        if self.train_spec.gradient_clipping > 0 and not self.through_deepspeed:
+        if self.train_spec.gradient_clipping > 0 and not self.uses_deepspeed:
             self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.train_spec.gradient_clipping)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -122,13 +123,13 @@ class AccelerateEngine(Engine):
     @property
     @override
     def unknown_parts(self) -> dict[str, str]:
-        if self.through_deepspeed:
+        if self.uses_deepspeed:
             return {"optimizer": "Accelerate takes DeepSpeed's optimizer step inside its backward"}
         return {}
 
     @override
     def whole_tensors(self) -> WholeTensors:
-        if self.through_deepspeed:
+        if self.uses_deepspeed:
             return deepspeed_tensors(self.wrapped, self.train_spec.optimizer)
         scale = torch_loss_scale(self.accelerator.scaler)
         return TorchTensors(self.module, self.optimizer.optimizer, self.train_spec.optimizer, loss_scale=scale)
@@ -142,20 +143,22 @@ class AccelerateEngine(Engine):
     @property
     @override
     def module(self) -> nn.Module:
-        is_model_itself = self.train_spec.wrapper == "fsdp2" or self.bare
+        is_model_itself = self.train_spec.wrapper == "fsdp2" or self.has_no_wrapper
         module: nn.Module = self.wrapped if is_model_itself else self.wrapped.module
         return module
 
-    def _check_wrapped(self) -> None:
-        """Refuses what Accelerate did not wrap: on unknown hardware it drops a plugin silently and trains on.
+    def _check_wrapper(self) -> None:
+        """Refuse what Accelerate did not wrap: on unknown hardware it drops a plugin silently and trains on.
 
         Raises:
             RuntimeError: it is in another wrapper than that of the backend.
         """
+        if self.has_no_wrapper:
+            return
         backend = self.train_spec.wrapper
-        if not self.bare and not isinstance(self.wrapped, _wrapper_class(backend)):
-            kind = type(self.wrapped).__name__
-            raise RuntimeError(f"train.accelerate_backend = '{backend}', but Accelerate made a {kind} of the model")
+        if not isinstance(self.wrapped, _wrapper_class(backend)):
+            wrapper = type(self.wrapped).__name__
+            raise RuntimeError(f"train.accelerate_backend = '{backend}', but Accelerate made a {wrapper} of the model")
 
 
 def _wrapper_class(backend: str) -> type:

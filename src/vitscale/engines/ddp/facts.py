@@ -10,15 +10,21 @@ from vitscale.trial.trial import TrainSpec
 
 
 def _refusals(train: TrainSpec) -> Iterator[Refusal]:
+    """Yield the reasons to refuse a [train] whose model DDP wraps: by itself, or under Accelerate."""
+    # DDP records the graph in its first backward and expects the same exchange in each one after it. With accumulation
+    # only the last micro-step of a step exchanges.
     if train.static_graph and train.grad_accum > 1:
         yield Refusal(
             f"train.static_graph does not go with train.grad_accum = {train.grad_accum}: a first micro-step without "
             "exchange breaks DDP's record of the graph (an internal assertion of torch 2.13)",
             "Set grad_accum = 1, or leave static_graph out",
         )
-    if train.gradient_dtype == "bf16" and train.device == "cpu" and train.precision != "bf16-params":
+    # Weights of bf16-params have bf16 gradients, which travel as they are: no hook compresses them, so gloo will do.
+    needs_bf16_hook = train.gradient_dtype == "bf16" and train.precision != "bf16-params"
+    if needs_bf16_hook and train.device == "cpu":
         what = "train.gradient_dtype = 'bf16' needs NCCL under DDP (torch's bf16_compress_hook refuses gloo)"
         yield Refusal(what, "Use gradient_dtype = 'fp16', or fsdp2 or deepspeed")
+    # DDP has hooks that cast gradients to 16 bits before they are sent, and none that casts them to 32.
     if train.gradient_dtype == "fp32" and train.precision == "bf16-params":
         yield Refusal(
             f"under DDP gradients travel in the dtype of the weights or in a shorter one; with train.precision = "

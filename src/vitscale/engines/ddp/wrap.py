@@ -47,6 +47,7 @@ def ddp_options(train: TrainSpec) -> DdpOptions:
 
 
 def _hook_dtype(train: TrainSpec) -> str | None:
+    """Return the dtype to which gradients must be converted; None where the weights, and so they, have it already."""
     dtype = train.gradient_dtype
     if dtype is None or TORCH_DTYPES[dtype] is weight_dtype(train):
         return None
@@ -71,25 +72,33 @@ class StageDdp(DistributedDataParallel):
     """
 
     def __init__(self, module: nn.Module, hook: Hook, **options: Any) -> None:
-        """`hook`: begins the exchange of a bucket; its future gives the mean, in the bucket itself."""
+        """Wrap a stage.
+
+        Args:
+            module: the stage.
+            hook: begins the exchange of a bucket; its future gives the mean, in the bucket itself.
+            options: arguments of `DistributedDataParallel`.
+        """
         super().__init__(module, **options)
         exchanges: list[_BucketExchange] = []
         self._exchanges = exchanges
+        """The exchanges that have begun since the last `end_exchange`."""
 
         # torch compares annotations with its own types. It keeps the function, which therefore does not keep `self`.
-        def begin(group, bucket):  # type: ignore[no-untyped-def]
+        def begin_exchange(group, bucket):  # type: ignore[no-untyped-def]
             parameters = list(bucket.parameters())
             means = list(bucket.gradients())
             exchanges.append(_BucketExchange(hook(group, bucket), parameters, means))
+            # DDP gets a future that is done at once, so that it does not wait for the exchange.
             buffer = bucket.buffer()
-            begun: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
-            begun.set_result(buffer)
-            return begun
+            done_at_once: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
+            done_at_once.set_result(buffer)
+            return done_at_once
 
-        self.register_comm_hook(self.process_group, begin)
+        self.register_comm_hook(self.process_group, begin_exchange)
 
     def end_exchange(self) -> None:
-        """Waits until every gradient is the mean over the ranks of the group."""
+        """Wait until every gradient is the mean over the ranks of the group."""
         for exchange in self._exchanges:
             exchange.done.wait()
             for parameter, mean in zip(exchange.parameters, exchange.means, strict=True):

@@ -18,12 +18,12 @@ from vitscale.base.files import read_text
 from vitscale.errors import RequestError, shown, wrong_value
 from vitscale.trial.trial import TrainSpec, ZeroStage
 
-_MOST_LEVELS = 20
+_DEEPEST_NESTING = 20
 """Deepest nesting of a file."""
 BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _MOST_DIGITS = 1000
 """Longest whole number of a file."""
-_LONGEST_LINE = 2000
+_LONGEST_HJSON_LINE = 2000
 """Longest line of a file that is no JSON, in characters."""
 
 
@@ -34,6 +34,8 @@ class _Section(BaseModel):
 
 
 class _Switch(_Section):
+    """A section that switches a precision on."""
+
     enabled: bool | None = None
     dtype: str | None = None
 
@@ -54,6 +56,8 @@ class _Optimizer(_Section):
 
 
 class _ReadKeys(_Section):
+    """All keys of a configuration that this program reads."""
+
     train_batch_size: int | None = Field(default=None, ge=1)
     train_micro_batch_size_per_gpu: int | None = Field(default=None, ge=1)
     gradient_accumulation_steps: int | None = Field(default=None, ge=1)
@@ -111,9 +115,9 @@ def parse(text: str, file_name: str) -> dict[str, Any]:
     """
     try:
         config = _values(text)
-        _require_plain(config)
+        _check_storable(config)
     except RecursionError:
-        raise RequestError(f"{file_name} is nested too deeply", valid=[f"{_MOST_LEVELS} levels"]) from None
+        raise RequestError(f"{file_name} is nested too deeply", valid=[f"{_DEEPEST_NESTING} levels"]) from None
     except IndexError:  # what hjson 3.1 raises where a comment or a text of several lines never ends
         raise RequestError(f"{file_name} is no JSON or Hjson: a comment or a text in it has no end") from None
     except ValueError as error:
@@ -150,7 +154,7 @@ def _values(text: str) -> Any:
         json_error = error
     # hjson looks at a text without quotes again at each comma in it, which takes time by the square of its length.
     longest = max(map(len, text.splitlines()), default=0)
-    if longest > _LONGEST_LINE:
+    if longest > _LONGEST_HJSON_LINE:
         reason = f"a line of {longest:,} characters is too long for Hjson, and as JSON it is wrong"
         raise ValueError(f"{reason}{_place_and_reason(json_error)}")
     import hjson
@@ -213,22 +217,22 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _require_plain(value: object, depth: int = 0) -> None:
+def _check_storable(value: object, depth: int = 0) -> None:
     """Check that a value is read back as it is stored.
 
     Raises:
         RecursionError: it is nested too deeply.
         ValueError: it holds infinity (1e999), or half of a character.
     """
-    if depth > _MOST_LEVELS:
+    if depth > _DEEPEST_NESTING:
         raise RecursionError
     if isinstance(value, dict):
         for key, item in value.items():
-            _require_plain(key)
-            _require_plain(item, depth + 1)
+            _check_storable(key)
+            _check_storable(item, depth + 1)
     elif isinstance(value, list):
         for item in value:
-            _require_plain(item, depth + 1)
+            _check_storable(item, depth + 1)
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError("a number in it is too large for a float")
     elif isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
@@ -236,6 +240,11 @@ def _require_plain(value: object, depth: int = 0) -> None:
 
 
 def _read_keys(config: dict[str, Any]) -> _ReadKeys:
+    """Return the keys that this program reads; those that are "auto" count as absent.
+
+    Raises:
+        RequestError: one has a value of the wrong type.
+    """
     try:
         return _ReadKeys.model_validate(_without_auto(config))
     except ValidationError as error:
@@ -305,7 +314,11 @@ def contradictions(config: dict[str, Any], study_values: Mapping[str, Any]) -> l
 def _contradiction(
     config: dict[str, Any], file_values: Mapping[str, Any], field: str, study_value: object
 ) -> str | None:
-    """Return how the file disagrees with a field of the study; None where it does not."""
+    """Return how the file disagrees with a field of the study; None where it does not.
+
+    It may give the field another value; set the same by a key of its own, in another unit; or describe an optimizer
+    without the key, so that DeepSpeed's default would count.
+    """
     if field in file_values:
         file_value = file_values[field]
         if _is_same(field, study_value, file_value):
@@ -315,7 +328,7 @@ def _contradiction(
     if key is not None:
         return f"{field} is {shown(study_value)} in the study, and the DeepSpeed configuration sets {key} too"
     describes_optimizer = "train.optimizer" in file_values
-    key = _OPTIMIZER_KEYS.get(field)
+    key = _OPTIMIZER_KEY_BY_FIELD.get(field)
     if describes_optimizer and key is not None and not _optimizer_says_auto(config, key):
         return (
             f"{field} is {shown(study_value)} in the study, but the DeepSpeed configuration describes the optimizer "
@@ -325,12 +338,13 @@ def _contradiction(
 
 
 def _is_same(field: str, study_value: object, file_value: object) -> bool:
+    """Whether study and file give a field the same value; the file may write "AdamW" for adamw."""
     if field == "train.optimizer":
         return str(study_value).lower() == str(file_value).lower()
     return study_value == file_value
 
 
-_ZERO_KEYS: dict[str, tuple[str, ...]] = {
+_ZERO_KEYS_BY_FIELD: dict[str, tuple[str, ...]] = {
     "train.offload": ("offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_param"),
     "train.overlap_comm": ("overlap_comm",),
     "train.bucket_mib": ("reduce_bucket_size",),
@@ -345,14 +359,14 @@ _SCHEDULED_FIELDS = ("train.learning_rate_warmup_steps", "train.learning_rate_sc
 def _key_set_too(config: dict[str, Any], field: str) -> str | None:
     """Return the key of the file that sets what `field` of the study sets; None: there is none."""
     zero = config.get("zero_optimization")
-    for key in _ZERO_KEYS.get(field, ()):
+    for key in _ZERO_KEYS_BY_FIELD.get(field, ()):
         if isinstance(zero, dict) and zero.get(key, "auto") != "auto":
             return f"zero_optimization.{key}"
     has_scheduler = config.get("scheduler", "auto") != "auto"
     return "scheduler" if has_scheduler and field in _SCHEDULED_FIELDS else None
 
 
-_OPTIMIZER_KEYS = {
+_OPTIMIZER_KEY_BY_FIELD = {
     "train.learning_rate": "lr",
     "train.learning_rate_scaling": "lr",
     "train.weight_decay": "weight_decay",
@@ -361,6 +375,7 @@ _OPTIMIZER_KEYS = {
 
 
 def _optimizer_says_auto(config: dict[str, Any], key: str) -> bool:
+    """Whether the file leaves a parameter of its optimizer, such as "lr", to the study."""
     params = config["optimizer"].get("params")
     return isinstance(params, dict) and params.get(key) == "auto"
 
@@ -402,14 +417,14 @@ def synchronised(config: dict[str, Any] | None) -> bool:
     return config is not None and config.get("wall_clock_breakdown") is True
 
 
-_SWITCHES = (
+_UNMODELLED_SWITCHES = (
     "cpu_offload", "cpu_offload_param", "zero_quantized_weights", "zero_quantized_nontrainable_weights",
     "zero_quantized_gradients",
 )  # fmt: skip
 """Keys of zero_optimization that are true or false."""
-_GROUP_SIZES = ("zero_hpz_partition_size", "mics_shard_size")
+_GROUP_SIZE_KEYS = ("zero_hpz_partition_size", "mics_shard_size")
 """Keys of zero_optimization that have groups of so many ranks hold a copy of their own."""
-_NO_GROUPS = (None, 0, 1, -1)
+_SIZES_WITHOUT_GROUPS = (None, 0, 1, -1)
 
 
 def states_are_modelled(train: TrainSpec) -> bool:
@@ -418,16 +433,17 @@ def states_are_modelled(train: TrainSpec) -> bool:
     zero = section(config, "zero_optimization")
     offload_devices = [section(zero, key).get("device", "none") for key in ("offload_optimizer", "offload_param")]
     master_switches = [section(config, key).get(f"{key}_master_weights_and_grads") for key in ("bf16", "fp16")]
-    unmodelled = (
-        "data_types" in config,
-        flag(train, "contiguous_gradients") is False,
-        zero.get("zenflow") not in (None, "auto"),
-        any(flag(train, key) for key in _SWITCHES),
-        any(as_number(zero.get(key)) not in _NO_GROUPS for key in _GROUP_SIZES),
-        any(device != "none" for device in offload_devices),
-        any(as_flag(switch) for switch in master_switches),
-    )
-    return not any(unmodelled)
+    if "data_types" in config or zero.get("zenflow") not in (None, "auto"):
+        return False
+    if flag(train, "contiguous_gradients") is False:
+        return False
+    has_unmodelled_switch = any(flag(train, key) for key in _UNMODELLED_SWITCHES)
+    has_groups = any(as_number(zero.get(key)) not in _SIZES_WITHOUT_GROUPS for key in _GROUP_SIZE_KEYS)
+    if has_unmodelled_switch or has_groups:
+        return False
+    offloads = any(device != "none" for device in offload_devices)
+    has_short_masters = any(as_flag(switch) for switch in master_switches)
+    return not (offloads or has_short_masters)
 
 
 def flag(train: TrainSpec, key: str) -> bool | None:
@@ -441,17 +457,17 @@ def section(config: dict[str, Any] | None, key: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-_FLAG_OF_WORD = dict.fromkeys(("true", "t", "yes", "y", "on", "1"), True) | dict.fromkeys(
+_FLAG_BY_WORD = dict.fromkeys(("true", "t", "yes", "y", "on", "1"), True) | dict.fromkeys(
     ("false", "f", "no", "n", "off", "0"), False
 )
 """Words of https://docs.pydantic.dev/latest/concepts/conversion_table/"""
-_LARGEST_WHOLE = 2**63
+_LARGEST_WHOLE_NUMBER = 2**63
 
 
 def as_flag(value: object) -> bool | None:
     """Return the boolean that pydantic, and so DeepSpeed's models, makes of `value`; None where it refuses."""
     if isinstance(value, str):
-        return _FLAG_OF_WORD.get(value.lower())
+        return _FLAG_BY_WORD.get(value.lower())
     is_flag = isinstance(value, bool | int | float) and value in (0, 1)
     return bool(value) if is_flag else None
 
@@ -464,19 +480,23 @@ def as_number(value: object, kind: str = "int") -> int | float | None:
     if isinstance(value, str):
         value = _number_in_text(value, kind)
     if isinstance(value, float):
-        is_taken = kind == "float" or (value.is_integer() and abs(value) < _LARGEST_WHOLE)
+        is_taken = kind == "float" or (value.is_integer() and abs(value) < _LARGEST_WHOLE_NUMBER)
         return value if is_taken else None
     if isinstance(value, int):
-        return min(max(value, -_LARGEST_WHOLE), _LARGEST_WHOLE)
+        return min(max(value, -_LARGEST_WHOLE_NUMBER), _LARGEST_WHOLE_NUMBER)
     return None
 
 
 def _number_in_text(text: str, kind: str) -> int | float | None:
+    """Return the number that pydantic reads in a text for an "int" or a "float": 5 for " 5.00 "; None without one."""
     try:
         if kind == "float":
             return float(text)
-        digits, _, decimals = text.strip().partition(".")
-        is_whole = text.isascii() and digits == digits.strip() and not decimals.strip("0")
-        return int(digits) if is_whole else None
+        whole_part, _, decimals = text.strip().partition(".")
+        has_inner_blank = whole_part != whole_part.strip()
+        has_fraction = decimals.strip("0") != ""
+        if not text.isascii() or has_inner_blank or has_fraction:
+            return None
+        return int(whole_part)
     except ValueError:
         return None

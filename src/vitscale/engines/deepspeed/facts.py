@@ -10,15 +10,16 @@ from vitscale.errors import shown
 from vitscale.trial.rank_batches import in_words
 from vitscale.trial.trial import TrainSpec
 
-_FROM_STAGE_1 = ("offload", "overlap_comm", "bucket_mib")
+_OPTIONS_FROM_STAGE_1 = ("offload", "overlap_comm", "bucket_mib")
 """Options that DeepSpeed takes from stage 1 on. At stage 0 it exchanges whole gradients after backward, in buckets of a
 fixed 5e8 elements (`allreduce_gradients` in deepspeed/runtime/engine.py, 0.19)."""
-_STAGES = tuple({"zero_stage": stage} for stage in range(4))
+_ZERO_STAGES = tuple({"zero_stage": stage} for stage in range(4))
 _COMPRESSING_OPTIMIZERS = ("onebitadam", "onebitlamb", "zerooneadam")
 """Optimizers of a DeepSpeed file, in lower case, that exchange data of their own instead of gradients."""
 
 
 def _refusals(train: TrainSpec) -> Iterator[Refusal]:
+    """Yield the reasons to refuse a [train] whose model DeepSpeed wraps: by itself, or under Accelerate."""
     yield from _stage_0_refusals(train)
     yield from _stage_refusals(train)
     yield from _micro_batch_refusals(train)
@@ -28,7 +29,7 @@ def _stage_0_refusals(train: TrainSpec) -> Iterator[Refusal]:
     """Refuse options that DeepSpeed reads from stage 1 on, where they are set at stage 0."""
     if train.zero_stage != 0:
         return
-    for option in _FROM_STAGE_1:
+    for option in _OPTIONS_FROM_STAGE_1:
         value = getattr(train, option)
         if value != TrainSpec.model_fields[option].default:
             what = f"train.{option} = {shown(value)} has no effect under DeepSpeed at zero_stage = 0"
@@ -116,8 +117,8 @@ FACTS = EngineFacts(
     states="vitscale.engines.deepspeed.states:states",
     states_unknown=_states_unknown,
     part_gathers="vitscale.engines.deepspeed.states:part_gathers",
-    variants=_STAGES,
-    checked=(*_STAGES, {"zero_stage": 2, "parallel.sequence": 2}),
+    variants=_ZERO_STAGES,
+    checked=(*_ZERO_STAGES, {"zero_stage": 2, "parallel.sequence": 2}),
     preloaded=lambda train: (train.zero_stage > 0,),
     marked_by="DeepSpeed",
 )

@@ -159,15 +159,22 @@ class _Gather(NamedTuple):
 
 
 class _Coordinator:
-    """DeepSpeed's `PartitionedParameterCoordinator`, for elements in place of tensors."""
+    """DeepSpeed's `PartitionedParameterCoordinator`, for elements in place of tensors.
+
+    A tensor is gathered or not (`_gather_by_tensor`). At each step `run` gathers what the step's module lacks, passes
+    the module's uses, fetches ahead, and releases the module if it is not used again soon. `summary` reads the gathers
+    (`_gathers`) and the releases (`_released`) that `run` has noted.
+    """
 
     def __init__(self, modules: Sequence[PlacedModule], settings: ZeroSettings, visits: list[_Visit]) -> None:
         self._settings = settings
         self._visits = visits
+        # Where nothing is computed again, backward has as many visits as forward.
         self._forward_steps = len(_visits(modules, checkpointing=False)) // 2
         self._tensors: list[list[TensorKey]] = []
         """The tensors of each module."""
         self._elements: dict[TensorKey, int] = {}
+        """The elements of each tensor."""
         for number, (module, _) in enumerate(modules):
             keys = [TensorKey(number, position) for position in range(len(module.tensors))]
             self._tensors.append(keys)
@@ -185,9 +192,10 @@ class _Coordinator:
         """Index in `_uses` of the first use that has not been passed."""
         self._passed_use: dict[TensorKey, int] = {}
         """Step of each tensor's latest use that has been passed."""
-        self._gather_of: dict[TensorKey, int] = {}
+        self._gather_by_tensor: dict[TensorKey, int] = {}
         """The tensors that are gathered now, each with the number of its gather."""
         self._live_elements = 0
+        """Elements of the tensors that are gathered now."""
         self._gathers: list[_Gather] = []
         self._released: dict[tuple[TensorKey, int], int] = {}
         """(Tensor, number of its gather) -> step after which it is released."""
@@ -202,10 +210,10 @@ class _Coordinator:
             self._pass_uses(step, tensors)
             self._prefetch(step)
             next_step = self._next_step_with(visit.module, after=step)
-            is_reused_soon = (
-                next_step is not None
-                and elements_before[next_step] - elements_before[step + 1] < self._settings.max_reuse
-            )
+            is_reused_soon = False
+            if next_step is not None:
+                elements_until_reuse = elements_before[next_step] - elements_before[step + 1]
+                is_reused_soon = elements_until_reuse < self._settings.max_reuse
             if not is_reused_soon and not visit.torch_stops:
                 self._release(step, tensors)
 
@@ -217,14 +225,14 @@ class _Coordinator:
 
     def _is_missing(self, tensor: TensorKey) -> bool:
         """Whether a tensor must be gathered before it is used; small ones are never released."""
-        return self._elements[tensor] > self._settings.persistence_threshold and tensor not in self._gather_of
+        return self._elements[tensor] > self._settings.persistence_threshold and tensor not in self._gather_by_tensor
 
     def _gather(self, step: int, tensors: list[TensorKey]) -> None:
         """Gather these tensors at once."""
         if not tensors:
             return
         for tensor in tensors:
-            self._gather_of[tensor] = len(self._gathers)
+            self._gather_by_tensor[tensor] = len(self._gathers)
             self._live_elements += self._elements[tensor]
         self._gathers.append(_Gather(step, tuple(tensors)))
 
@@ -256,8 +264,8 @@ class _Coordinator:
     def _release(self, step: int, tensors: list[TensorKey]) -> None:
         """Release these tensors, but those of which a later use has been passed."""
         for tensor in tensors:
-            if tensor in self._gather_of and self._passed_use[tensor] <= step + 1:
-                self._released[tensor, self._gather_of.pop(tensor)] = step
+            if tensor in self._gather_by_tensor and self._passed_use[tensor] <= step + 1:
+                self._released[tensor, self._gather_by_tensor.pop(tensor)] = step
                 self._live_elements -= self._elements[tensor]
 
     def _next_step_with(self, module: int, *, after: int) -> int | None:
@@ -278,23 +286,24 @@ class _Coordinator:
             elements = sum(self._elements[tensor] for tensor in gather.tensors)
             first_uses = [self._first_use(tensor, gather.step) for tensor in gather.tensors]
             first_use = min(first_uses)
-            copied_at = gather.step
-            if len(gather.tensors) > 1:
+            has_buffer = len(gather.tensors) > 1
+            if has_buffer:
                 gathered.add(elements, first=gather.step, last=max(first_uses))
-                copied_at = first_use
+            own_memory_step = first_use if has_buffer else gather.step
             for tensor in gather.tensors:
                 release_step = self._released.get((tensor, number), end_step)
-                gathered.add(self._elements[tensor], first=copied_at, last=release_step)
-            if first_use > gather.step:
+                gathered.add(self._elements[tensor], first=own_memory_step, last=release_step)
+            is_fetched_ahead = first_use > gather.step
+            if is_fetched_ahead:
                 incoming.add(elements, first=gather.step, last=gather.step)
             fetches.append(self._fetch(gather, first_use))
         forward = range(self._forward_steps)
         backward = range(self._forward_steps, len(self._visits))
         return Traversal(
             fetches=tuple(fetches),
-            forward=self._most_by_module(gathered, forward),
-            backward=self._most_by_module(gathered, backward),
-            coming=self._most_by_module(incoming, forward),
+            forward=self._peak_by_module(gathered, forward),
+            backward=self._peak_by_module(gathered, backward),
+            coming=self._peak_by_module(incoming, forward),
             gathered_twice=self._gathered_twice(),
         )
 
@@ -312,23 +321,24 @@ class _Coordinator:
             tensors=gather.tensors,
         )
 
-    def _most_by_module(self, timeline: _Timeline, steps: range) -> tuple[int, ...]:
+    def _peak_by_module(self, timeline: _Timeline, steps: range) -> tuple[int, ...]:
         """Return the most elements at any of these steps, for each module."""
-        elements = timeline.totals()
-        most = [0] * len(self._steps_of_module)
+        elements_at_step = timeline.totals()
+        peaks = [0] * len(self._steps_of_module)
         for step in steps:
             module = self._visits[step].module
-            most[module] = max(most[module], elements[step])
-        return tuple(most)
+            peaks[module] = max(peaks[module], elements_at_step[step])
+        return tuple(peaks)
 
     def _gathered_twice(self) -> int:
         """Return the elements of all gathers but the first one of each tensor."""
-        all_elements = 0
-        tensors: set[TensorKey] = set()
+        all_gathers_elements = 0
+        gathered_tensors: set[TensorKey] = set()
         for gather in self._gathers:
-            all_elements += sum(self._elements[tensor] for tensor in gather.tensors)
-            tensors.update(gather.tensors)
-        return all_elements - sum(self._elements[tensor] for tensor in tensors)
+            all_gathers_elements += sum(self._elements[tensor] for tensor in gather.tensors)
+            gathered_tensors.update(gather.tensors)
+        first_gathers_elements = sum(self._elements[tensor] for tensor in gathered_tensors)
+        return all_gathers_elements - first_gathers_elements
 
 
 class _Timeline:

@@ -7,8 +7,9 @@ import logging
 import math
 import os
 import warnings
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +38,7 @@ def configuration(trial: Trial) -> dict[str, Any]:
     - the throughput timer is off: it synchronises the device on every step (DeepSpeed's `timers.throughput`).
     """
     train = trial.train
-    config: dict[str, Any] = _without_auto(
+    config: dict[str, Any] = _with_auto_replaced(
         copy.deepcopy(train.deepspeed_config or {}),
         {"lr": trial.peak_learning_rate, "weight_decay": train.weight_decay},
     )
@@ -46,11 +47,11 @@ def configuration(trial: Trial) -> dict[str, Any]:
     config["train_micro_batch_size_per_gpu"] = train.micro_batch
     config["gradient_accumulation_steps"] = train.grad_accum
     config["gradient_clipping"] = train.gradient_clipping
-    config.setdefault("zero_optimization", {}).update(_zero(train))
+    config.setdefault("zero_optimization", {}).update(_zero_section(train))
     _rename_bfloat16(config)
     if train.precision in _SECTION_BY_PRECISION:
-        section, settings = _SECTION_BY_PRECISION[train.precision]
-        config[section] = settings | config.get(section, {}) | {"enabled": True}
+        section = _SECTION_BY_PRECISION[train.precision]
+        config[section.key] = {**section.defaults} | config.get(section.key, {}) | {"enabled": True}
     if train.gradient_dtype is not None:
         config["communication_data_type"] = train.gradient_dtype
     config.setdefault("timers", {}).setdefault("throughput", {}).setdefault("enabled", False)
@@ -71,15 +72,22 @@ def _rename_bfloat16(config: dict[str, Any]) -> None:
         config["bf16"] = old_section
 
 
-_SECTION_BY_PRECISION: dict[str, tuple[str, dict[str, Any]]] = {
-    "bf16": ("torch_autocast", {"dtype": "bfloat16"}),
-    "bf16-params": ("bf16", {}),
-    "fp16": ("fp16", {}),
+class _PrecisionSection(NamedTuple):
+    """A section of DeepSpeed's configuration that switches a precision on."""
+
+    key: str
+    defaults: Mapping[str, Any]
+    """What the section needs beside `enabled`, unless the user's file says otherwise."""
+
+
+_SECTION_BY_PRECISION = {
+    "bf16": _PrecisionSection("torch_autocast", {"dtype": "bfloat16"}),
+    "bf16-params": _PrecisionSection("bf16", {}),
+    "fp16": _PrecisionSection("fp16", {}),
 }
-"""Precision -> the section of DeepSpeed's configuration that switches it on, and what it needs beside `enabled`."""
 
 
-def _zero(train: TrainSpec) -> dict[str, Any]:
+def _zero_section(train: TrainSpec) -> dict[str, Any]:
     """Return the study's part of `zero_optimization`. DeepSpeed counts its buckets in elements, the study in MiB."""
     zero: dict[str, Any] = {"stage": train.zero_stage}
     if train.overlap_comm is not None:
@@ -95,7 +103,7 @@ def _zero(train: TrainSpec) -> dict[str, Any]:
     return zero
 
 
-def _without_auto(value: Any, study_values: dict[str, float]) -> Any:
+def _with_auto_replaced(value: Any, study_values: dict[str, float]) -> Any:
     """Return a value of the file with each "auto" of Hugging Face's integration replaced.
 
     A key that the study does not set is left out, so that DeepSpeed's default holds.
@@ -109,7 +117,7 @@ def _without_auto(value: Any, study_values: dict[str, float]) -> Any:
     replaced = {}
     for key, item in value.items():
         if item != "auto":
-            replaced[key] = _without_auto(item, study_values)
+            replaced[key] = _with_auto_replaced(item, study_values)
         elif key in study_values:
             replaced[key] = study_values[key]
     return replaced
@@ -227,7 +235,7 @@ def constants_as(dtype: torch.dtype, model: nn.Module) -> nn.Module:
     return model
 
 
-_OLD_NAMES = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
+_DEPRECATION_WARNING = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
 
 
 def quiet_import(device_type: str) -> Any:
@@ -243,7 +251,7 @@ def quiet_import(device_type: str) -> Any:
         handler.setLevel(logging.WARNING)
     # It calls them by names that torch has replaced. Python forgets that it has said so whenever anybody enters
     # `catch_warnings`, so that a run's log would have it for every step.
-    warnings.filterwarnings("ignore", message=_OLD_NAMES, category=FutureWarning)
+    warnings.filterwarnings("ignore", message=_DEPRECATION_WARNING, category=FutureWarning)
     # On a CPU DeepSpeed would compile a kernel with g++ (a minute) for shared memory, which only inference uses. That
     # is all it looks up here; were it not written whole, looking would try every kernel, and open a GPU.
     vars(deepspeed.ops)["__compatible_ops__"] = {"deepspeed_shm_comm": False}

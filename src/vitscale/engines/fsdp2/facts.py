@@ -10,21 +10,37 @@ from vitscale.trial.trial import TrainSpec
 
 
 def _refusals(train: TrainSpec) -> Iterator[Refusal]:
-    if train.engine == "accelerate" and train.device == "cpu":
+    """Yield the reasons to refuse a [train] whose model FSDP2 wraps: by itself, or under Accelerate."""
+    if train.engine == "accelerate":
+        yield from _refusals_under_accelerate(train)
+    if train.master_weights and train.precision != "bf16-params":
+        what = f"train.master_weights has no meaning with precision = {shown(train.precision)}: its weights are fp32"
+        yield Refusal(what, "Set precision = 'bf16-params', or remove it")
+    yield from _offload_refusals(train)
+    # A CUDA graph reads weights at fixed addresses, and FSDP2 gathers a block's weights into new memory at each use.
+    if train.compile_mode == "reduce-overhead":
+        what = "train.compile_mode = 'reduce-overhead' needs weights that stay in place, and FSDP2 gathers them anew"
+        yield Refusal(what, "Set compile_mode = 'default', or use ddp or deepspeed with zero_stage 0 to 2")
+
+
+def _refusals_under_accelerate(train: TrainSpec) -> Iterator[Refusal]:
+    """Refuse what Accelerate does not pass on to FSDP2."""
+    if train.device == "cpu":
         yield Refusal(
             "train.accelerate_backend = 'fsdp2' cannot run here: on CPU Accelerate drops its FSDP plugin without a "
             "word and trains with DDP (AcceleratorState of Accelerate 1.15)",
             "Use engine = 'fsdp2', or accelerate_backend = 'ddp' or 'deepspeed'",
         )
-    if train.engine == "accelerate" and train.master_weights:
+    if train.master_weights:
         what = "train.master_weights has no meaning under accelerate with FSDP2, which casts no weights here"
         yield Refusal(what, "Remove it, or use engine = 'fsdp2'")
-    if train.master_weights and train.precision != "bf16-params":
-        what = f"train.master_weights has no meaning with precision = {shown(train.precision)}: its weights are fp32"
-        yield Refusal(what, "Set precision = 'bf16-params', or remove it")
-    if train.engine == "accelerate" and train.gradient_dtype is not None:
+    if train.gradient_dtype is not None:
         what = "train.gradient_dtype has no meaning under accelerate with FSDP2: it takes the dtype from its precision"
         yield Refusal(what, "Remove it, or use engine = 'fsdp2'")
+
+
+def _offload_refusals(train: TrainSpec) -> Iterator[Refusal]:
+    """Refuse offloads that FSDP2 does not have, or that move nothing."""
     if train.offload == "optimizer":
         yield Refusal(
             "train.offload = 'optimizer' has no meaning under FSDP2, which offloads weights, gradients and optimizer "
@@ -36,9 +52,6 @@ def _refusals(train: TrainSpec) -> Iterator[Refusal]:
             "train.offload = 'parameters' has no meaning under FSDP2 on the CPU: all lies in the host's memory already",
             "Remove it, or run on a machine with a GPU",
         )
-    if train.compile_mode == "reduce-overhead":
-        what = "train.compile_mode = 'reduce-overhead' needs weights that stay in place, and FSDP2 gathers them anew"
-        yield Refusal(what, "Set compile_mode = 'default', or use ddp or deepspeed with zero_stage 0 to 2")
 
 
 FACTS = EngineFacts(

@@ -1,7 +1,8 @@
-"""Bytes that FSDP2 holds around each part of a model whose blocks are unlike; a block may have several parts.
+"""Bytes that FSDP2 holds around each part of a model whose blocks are not alike; a block may have several parts.
 
 A `Part` is a piece of the model, in the order of forward; `Parts` are bytes by their purpose. The root is all that lies
-in no block. Its parts lie before the blocks (`Part.block` 0) or behind them (-1).
+in no block. Its parts lie before the blocks (`Part.block` 0) or behind them (-1). In a pipeline, a turn is the time in
+which one micro-batch goes through one stage (`InTurn`).
 
 FSDP2 gathers a block's weights before the block runs. They arrive in a flat buffer, out of which they are copied. gloo,
 which exchanges between CPUs, works on copies of its own, and may let go of them late (`fsdp2.states`).
@@ -68,46 +69,54 @@ class _BlockByBlock:
                 self._elements_behind += part.elements
         self._root_elements = self._elements_before + self._elements_behind
         self._block_gathered_behind = self._last_block if self._sharding.stays_gathered else 0
-        """The `_weights` that are gathered behind the blocks: up to the last block, or none (0)."""
+        """The block that `_weights` takes for the parts behind the blocks: the last one, or none (0)."""
         self._accumulates = trial.train.grad_accum > 1
         self._casts_shards = self._sharding.has_buffers and trial.train.master_weights
+        """Whether fp32 shards are cast to 16 bits before they are gathered."""
 
     def around(self, rank_states: RankStates) -> Around:
-        """Return what is there at each part and between parts; `rank_states`: gradients of earlier micro-steps."""
-        held = rank_states.held
+        """Return the bytes at each part and between parts.
+
+        Args:
+            rank_states: gives the gradients of earlier micro-steps (`held`), and those after backward (`exchange`).
+        """
+        earlier_gradients = rank_states.held
         forward: list[Parts] = []
         backward: list[Parts] = []
         between: list[tuple[int, float, Parts]] = []
         for number, part in enumerate(self._parts):
-            forward.append(added(held, self._in_forward(number)))
+            forward.append(added(earlier_gradients, self._in_forward(number)))
             if not part.modules:  # the loss: the model's forward is over, and its backward has not begun
                 backward.append(forward[-1])
                 continue
-            backward.append(added(held, self._in_backward(number)))
-            if part.block > 0 and self._is_end_of_block(number):
-                between.append((number, 0.0, added(held, self._at_first_gradient(part.block))))
-            if part.block > 0 and self._is_begin_of_block(number):
-                between.append((number - 1, 0.0, added(held, self._at_scatter(part.block))))
-        root_bytes = self._root_elements * self._sharding.weight_bytes
+            backward.append(added(earlier_gradients, self._in_backward(number)))
+            # Backward goes through a block from its last part to its first one.
+            if part.block > 0 and self._is_last_of_block(number):
+                between.append((number, 0.0, added(earlier_gradients, self._at_first_gradient(part.block))))
+            if part.block > 0 and self._is_first_of_block(number):
+                between.append((number - 1, 0.0, added(earlier_gradients, self._at_scatter(part.block))))
+        root_gradient_bytes = self._root_elements * self._sharding.weight_bytes
         exchange = {
-            "gradients": rank_states.exchange["gradients"] + root_bytes,
+            "gradients": rank_states.exchange["gradients"] + root_gradient_bytes,
             "buckets": self._root_elements * self._sharding.sent_bytes,
         }
         return Around(forward, backward, between, exchange)
 
-    def _is_begin_of_block(self, number: int) -> bool:
+    def _is_first_of_block(self, number: int) -> bool:
+        """Whether a part is the first of its block in forward; parts are numbered in the order of forward."""
         return self._parts[number - 1].block != self._parts[number].block
 
-    def _is_end_of_block(self, number: int) -> bool:
-        is_last = number + 1 == len(self._parts)
-        return is_last or self._parts[number + 1].block != self._parts[number].block
+    def _is_last_of_block(self, number: int) -> bool:
+        """Whether a part is the last of its block in forward."""
+        is_last_of_all = number + 1 == len(self._parts)
+        return is_last_of_all or self._parts[number + 1].block != self._parts[number].block
 
     def _in_forward(self, number: int) -> Parts:
         """Return what is gathered in a part's forward."""
         part = self._parts[number]
         if part.block > 0:
             block_elements = self._block_elements[part.block]
-            copied_by_gloo = block_elements if self._is_begin_of_block(number) else 0
+            copied_by_gloo = block_elements if self._is_first_of_block(number) else 0
             return self._weights(part.block, buffered=block_elements, copied_by_gloo=copied_by_gloo)
         if not part.modules:  # the loss
             return self._weights(self._block_gathered_behind, buffered=0)
@@ -119,8 +128,8 @@ class _BlockByBlock:
         """Return what is there in a part's backward, where the gradient of its largest tensor is just made."""
         part = self._parts[number]
         later_in_block = (other for other in self._parts[number + 1 :] if other.block == part.block)
-        made = sum(other.elements for other in later_in_block)
-        gradients = self._gradients(part.block, made=made, new=max(part.tensors))
+        finished = sum(other.elements for other in later_in_block)
+        gradients = self._gradients(part.block, finished=finished, new=max(part.tensors))
         if part.block < 0:
             fetched = self._fetched_ahead(self._last_block + 1)
             return added(self._weights(self._block_gathered_behind, buffered=fetched), gradients)
@@ -136,7 +145,7 @@ class _BlockByBlock:
         cast_elements = shard(following, self._sharding.ranks) if self._casts_shards else 0
         return added(
             self._weights(block, buffered=fetched, copied_by_gloo=fetched + late_copy),
-            self._gradients(block, made=0, new=0),
+            self._gradients(block, finished=0, new=0),
             self._scattered(block + 1, copied_by_gloo=following),
             {"temporaries": cast_elements * self._sharding.weight_bytes},
         )
@@ -145,7 +154,7 @@ class _BlockByBlock:
         """Return what is there when a block's backward is over, and its gradients have been copied to be scattered."""
         return added(
             self._weights(0, buffered=self._fetched_ahead(block)),
-            self._gradients(block, made=self._block_elements[block], new=0),
+            self._gradients(block, finished=self._block_elements[block], new=0),
             self._scattered(block),
         )
 
@@ -185,24 +194,26 @@ class _BlockByBlock:
             "gloo's copies": gloo_elements * sharding.sent_bytes,
         }
 
-    def _gradients(self, block: int, *, made: int, new: int) -> Parts:
+    def _gradients(self, block: int, *, finished: int, new: int) -> Parts:
         """Return all gradients that are there while a block, or parts of the root, run backward.
 
         Those of the root are whole. Those of the blocks that follow in forward have been scattered.
 
         Args:
             block: the number of the block; of parts of the root 0 or -1 (`Part.block`).
-            made: elements of the block's gradients, or of those of parts behind the blocks, that are made.
+            finished: elements of the gradients that earlier parts of this backward have made, in the same block or,
+                for parts behind the blocks, behind the blocks.
             new: elements of the gradient that has just been made.
         """
         sharding = self._sharding
         if block < 0:
-            return {"gradients": (made + new) * sharding.weight_bytes}
-        whole = self._elements_behind + made + new
-        scattered = sum(self._block_elements[block + 1 :])
+            return {"gradients": (finished + new) * sharding.weight_bytes}
+        whole_elements = self._elements_behind + finished + new
+        scattered_elements = sum(self._block_elements[block + 1 :])
         # Of gradients that accumulate, the shards are among those of earlier micro-steps already.
-        scattered_bytes = 0.0 if self._accumulates else sharding.shard_bytes / sharding.ranks
-        return {"gradients": whole * sharding.weight_bytes + int(scattered * scattered_bytes)}
+        scattered_element_bytes = 0.0 if self._accumulates else sharding.shard_bytes / sharding.ranks
+        scattered_bytes = int(scattered_elements * scattered_element_bytes)
+        return {"gradients": whole_elements * sharding.weight_bytes + scattered_bytes}
 
 
 class _StageInTurn:
@@ -244,11 +255,13 @@ class _StageInTurn:
         block_elements = self._block_elements[number]
         if self._is_gathered_before:
             return self._weights(sum(self._block_elements[number:]), buffered=0)
-        earlier = sum(self._block_elements[:number]) if self._sharding.stays_gathered else 0
+        earlier_blocks = sum(self._block_elements[:number]) if self._sharding.stays_gathered else 0
         if block_elements:
-            return self._weights(block_elements + earlier, buffered=block_elements, copied_by_gloo=block_elements)
+            gathered = earlier_blocks + block_elements
+            return self._weights(gathered, buffered=block_elements, copied_by_gloo=block_elements)
+        # A part of the root. The buffer is that of the last gather before it: of the root, or of the last block.
         buffered = self._root_elements if number == 0 else self._block_elements[self._last_block]
-        return self._weights(earlier, buffered=buffered)
+        return self._weights(earlier_blocks, buffered=buffered)
 
     def _in_backward(self, number: int) -> Parts:
         """Return what is there in a part's backward, where the gradient of its largest tensor is just made."""
@@ -258,11 +271,13 @@ class _StageInTurn:
     def _at_late_gather(self, number: int) -> Parts:
         """Return what is there when a block's backward begins, where gloo lets go of its copies late."""
         block_elements = self._block_elements[number]
-        fetched = self._fetched_ahead(number)
-        has_own_copy = number == self._last_block or fetched == 0
-        own_copy = block_elements if has_own_copy else 0
+        fetched_elements = self._fetched_ahead(number)
+        has_late_own_copy = number == self._last_block or fetched_elements == 0
+        own_copy = block_elements if has_late_own_copy else 0
         weights = self._weights(
-            self._gathered_blocks(number), buffered=fetched or block_elements, copied_by_gloo=fetched + own_copy
+            self._gathered_blocks(number),
+            buffered=fetched_elements or block_elements,
+            copied_by_gloo=fetched_elements + own_copy,
         )
         return added(weights, self._gradients(number, has_new_tensor=False))
 
@@ -288,9 +303,11 @@ class _StageInTurn:
             number: the number of the part.
             has_new_tensor: whether the gradient of its largest tensor has just been made.
         """
-        made = 0 if self._rank_states.held else sum(part.elements for part in self._parts[number + 1 :])
+        # Gradients that are added to those of earlier micro-batches are among the latter (`held`) already.
+        accumulates = bool(self._rank_states.held)
+        finished = 0 if accumulates else sum(part.elements for part in self._parts[number + 1 :])
         new = max(self._parts[number].tensors, default=0) if has_new_tensor else 0
-        return {"gradients": made * self._sharding.sent_bytes + new * self._sharding.weight_bytes}
+        return {"gradients": finished * self._sharding.sent_bytes + new * self._sharding.weight_bytes}
 
     def _weights(self, block_elements: int, *, buffered: int, copied_by_gloo: int = 0) -> Parts:
         """Return the weights of the root and of blocks, with buffers and copies, and gradients of other micro-batches.

@@ -13,16 +13,18 @@ from vitscale.trial.trial import DeviceName
 
 
 def _unavailable(device: DeviceName) -> str | None:
+    """Return why Megatron-Core cannot run here; None where it can."""
     if device == "cpu":
         return (
             "Megatron-Core needs a CUDA GPU: it allocates its gradient buffers on the current CUDA device and "
             "takes CUDA tensors alone for weights"
         )
-    why = f"megatron-core is not installed ({install_command('megatron')})"
-    return why if versions_of(["megatron-core"])["megatron-core"] is None else None
+    is_installed = versions_of(["megatron-core"])["megatron-core"] is not None
+    return None if is_installed else f"megatron-core is not installed ({install_command('megatron')})"
 
 
 def _split_refusals(parallel: ParallelSpec, model: ModelSpec) -> Iterator[Refusal]:
+    """Refuse ways to share a model over tensor ranks that Megatron-Core's layers do not have."""
     if parallel.shard_norms:
         yield Refusal(
             f"parallel.shard_norms under train.engine = 'megatron' does not go with {parallel.in_words}: Megatron-Core "

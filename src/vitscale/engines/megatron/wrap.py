@@ -1,6 +1,7 @@
 """Megatron-Core's data parallelism, with gradients in flat buffers and optimizer states sharded by its own optimizer.
 
-And its tensor parallelism: linear layers of which each rank has a part.
+And its tensor parallelism: linear layers of which each rank has a part. A layer "cut by columns" has a part of the
+outputs on each rank, one "cut by rows" a part of the inputs.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ class MegatronEngine(Engine):
         model = model.to(device, self.input_dtype)
         if trial.parallel.tensor > 1:
             exchange_norms(model, replicas=parallel_state.get_data_parallel_group(), sequence=None)
-            _cut(model, tensor_plan_of(model, trial))
+            _cut_layers(model, tensor_plan_of(model, trial))
         model = with_options(model, train)
-        self.wrapped = DistributedDataParallel(_transformer(), _wrapper_options(train), model)
+        self.wrapped = DistributedDataParallel(_placeholder_configuration(), _wrapper_options(train), model)
         self.optimizer = get_megatron_optimizer(
             _optimizer_options(trial), [self.wrapped], use_gloo_process_groups=False
         )
@@ -71,7 +72,7 @@ class MegatronEngine(Engine):
 
     @staticmethod
     def preload(train: TrainSpec) -> None:
-        """Imports Megatron-Core."""
+        """Import Megatron-Core."""
         del train
         import megatron.core.distributed
         import megatron.core.optimizer  # noqa: F401 - their seconds count as imports
@@ -109,7 +110,7 @@ def _initialise_groups(tensor_ranks: int) -> None:
         parallel_state.initialize_model_parallel(tensor_ranks, create_gloo_process_groups=False)
 
 
-def _cut(model: nn.Module, plan: Mapping[str, tp.ParallelStyle]) -> None:
+def _cut_layers(model: nn.Module, plan: Mapping[str, tp.ParallelStyle]) -> None:
     """Replace layers of a whole model by Megatron-Core's own, which have this tensor rank's part of them.
 
     See Shoeybi et al., arXiv 1909.08053, section 3.
@@ -130,8 +131,9 @@ def _cut(model: nn.Module, plan: Mapping[str, tp.ParallelStyle]) -> None:
     styles = _styles_by_name(modules, plan)
     styles.pop("classifier", None)
     cut_by_columns = {name for name, style in styles.items() if isinstance(style, tp.ColwiseParallel)}
-    layers_by_parent = Counter(name.rpartition(".")[0] for name in cut_by_columns)
-    """Module -> number of layers in it that are cut by columns; several of them read the module's one input."""
+    column_layers_in = Counter(name.rpartition(".")[0] for name in cut_by_columns)
+    """Name of a module -> number of layers in it that are cut by columns; several of them read the module's one input:
+    the attention of a block has three, of queries, keys and values."""
 
     def add_up_gradients(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Pass a module's input on; in backward the ranks' gradients of it are added up."""
@@ -142,12 +144,13 @@ def _cut(model: nn.Module, plan: Mapping[str, tp.ParallelStyle]) -> None:
         parent, _, child = name.rpartition(".")
         if isinstance(style, Heads):
             _cut_heads(module, group.size())
-        if layers_by_parent[name] > 1:
+        has_shared_input = column_layers_in[name] > 1
+        if has_shared_input:
             module.register_forward_pre_hook(add_up_gradients)
         if not isinstance(module, nn.Linear):
             continue
         if name in cut_by_columns:
-            part = _cut_by_columns(module, shares_input=layers_by_parent[parent] > 1)
+            part = _cut_by_columns(module, shares_input=column_layers_in[parent] > 1)
         else:
             part = _cut_by_rows(module)
         setattr(modules[parent], child, part)
@@ -170,62 +173,72 @@ def _cut_heads(attention: nn.Module, ranks: int) -> None:
     """Give an attention of Swin V2 this rank's part of its heads, and of the scale of each head's logits."""
     keep_heads(attention, ranks)
     scales_of_all_heads = attention.get_parameter(SCALE).data
-    own_scales = nn.Parameter(_part(scales_of_all_heads, dimension=0).clone())
+    own_scales = nn.Parameter(_tensor_rank_part(scales_of_all_heads, dimension=0).clone())
     _mark_as_part(own_scales, dimension=0)
     attention.register_parameter(SCALE, own_scales)
 
 
-def _cut_by_columns(whole: nn.Linear, *, shares_input: bool) -> nn.Module:
-    """Return this tensor rank's part of a layer's outputs.
+def _cut_by_columns(full_layer: nn.Linear, *, shares_input: bool) -> nn.Module:
+    """Return a layer of Megatron-Core's that computes this tensor rank's part of a layer's outputs.
 
-    `shares_input`: whether the gradient of its input is exchanged elsewhere.
+    Args:
+        full_layer: the layer, alike on all ranks.
+        shares_input: whether it has its input in common with other layers; then the gradient of the input is exchanged
+            elsewhere, once for all of them.
     """
     from megatron.core import tensor_parallel
 
     layer: nn.Module = tensor_parallel.ColumnParallelLinear(
-        whole.in_features, whole.out_features, disable_grad_reduce=shares_input, **_layer_options(whole)
+        full_layer.in_features, full_layer.out_features, disable_grad_reduce=shares_input, **_layer_options(full_layer)
     )
-    layer.register_forward_pre_hook(_in_rows)
-    _copy_part(whole, layer, dimension=0)
-    if whole.bias is not None:
-        layer.get_parameter("bias").data.copy_(_part(whole.bias.data, dimension=0))
-    layer.register_forward_hook(_without_bias)
+    layer.register_forward_pre_hook(_with_at_most_three_dimensions)
+    _copy_part(full_layer, layer, dimension=0)
+    if full_layer.bias is not None:
+        layer.get_parameter("bias").data.copy_(_tensor_rank_part(full_layer.bias.data, dimension=0))
+    layer.register_forward_hook(_output_without_bias)
     return layer
 
 
-def _cut_by_rows(whole: nn.Linear) -> nn.Module:
-    """Return this tensor rank's part of a layer that takes a part of its inputs; it has the whole bias."""
+def _cut_by_rows(full_layer: nn.Linear) -> nn.Module:
+    """Return a layer of Megatron-Core's that takes this tensor rank's part of a layer's inputs.
+
+    The ranks' outputs are summed up, and then the bias is added, which each rank has whole.
+    """
     from megatron.core import tensor_parallel
 
     layer: nn.Module = tensor_parallel.RowParallelLinear(
-        whole.in_features, whole.out_features, input_is_parallel=True, skip_bias_add=False, **_layer_options(whole)
+        full_layer.in_features,
+        full_layer.out_features,
+        input_is_parallel=True,
+        skip_bias_add=False,
+        **_layer_options(full_layer),
     )
-    _copy_part(whole, layer, dimension=1)
-    if whole.bias is not None:
-        layer.get_parameter("bias").data.copy_(whole.bias.data)
-    layer.register_forward_hook(_without_bias)
+    _copy_part(full_layer, layer, dimension=1)
+    if full_layer.bias is not None:
+        layer.get_parameter("bias").data.copy_(full_layer.bias.data)
+    layer.register_forward_hook(_output_without_bias)
     return layer
 
 
-def _layer_options(whole: nn.Linear) -> dict[str, Any]:
+def _layer_options(full_layer: nn.Linear) -> dict[str, Any]:
     """Return the arguments that both kinds of Megatron-Core's parallel layers take."""
     from megatron.core import ModelParallelConfig, parallel_state
 
     return {
         "config": ModelParallelConfig(
             tensor_model_parallel_size=parallel_state.get_tensor_model_parallel_world_size(),
-            params_dtype=whole.weight.dtype,
+            params_dtype=full_layer.weight.dtype,
             perform_initialization=False,
         ),
         "init_method": nn.init.zeros_,  # not called
-        "bias": whole.bias is not None,
+        "bias": full_layer.bias is not None,
     }
 
 
-def _copy_part(whole: nn.Linear, layer: nn.Module, *, dimension: int) -> None:
+def _copy_part(full_layer: nn.Linear, layer: nn.Module, *, dimension: int) -> None:
     """Copy this rank's part of a layer's weight, cut along a dimension, into its own layer."""
     weight = layer.get_parameter("weight")
-    weight.data.copy_(_part(whole.weight.data, dimension=dimension))
+    weight.data.copy_(_tensor_rank_part(full_layer.weight.data, dimension=dimension))
     _mark_as_part(weight, dimension=dimension)
 
 
@@ -239,22 +252,26 @@ def _mark_as_part(parameter: nn.Parameter, *, dimension: int) -> None:
     tensor_parallel.set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=dimension, stride=1)
 
 
-def _in_rows(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-    """Replace the input of a layer that takes three dimensions at most: Swin's table of positions has four."""
-    return (inputs[0].flatten(0, -2),) if inputs[0].dim() > 3 else inputs
+def _with_at_most_three_dimensions(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+    """Flatten an input of four dimensions to [rows, inputs], as Megatron-Core's layers take three at most.
+
+    In Swin V2 that is the input of the layer of position biases, [1, distances, distances, 512].
+    """
+    tensor = inputs[0]
+    return (tensor.flatten(0, -2),) if tensor.dim() > 3 else inputs
 
 
-def _without_bias(_: nn.Module, __: object, output: tuple[Tensor, Tensor | None]) -> Tensor:
+def _output_without_bias(_: nn.Module, __: object, output: tuple[Tensor, Tensor | None]) -> Tensor:
     """Return a layer's output alone, of the pair of it and a bias for others to add, which it has added itself."""
     return output[0]
 
 
-def _part(whole: Tensor, *, dimension: int) -> Tensor:
+def _tensor_rank_part(full_tensor: Tensor, *, dimension: int) -> Tensor:
     """Return this tensor rank's part of a whole tensor that is cut along a dimension, as a view."""
     from megatron.core import parallel_state
 
     group = parallel_state.get_tensor_model_parallel_group()
-    part: Tensor = whole.chunk(group.size(), dimension)[group.rank()]
+    part: Tensor = full_tensor.chunk(group.size(), dimension)[group.rank()]
     return part
 
 
@@ -295,9 +312,9 @@ class MegatronTensors(WholeTensors):
         return self.gathered(name, self._runs.get(parameter)) if parameter.requires_grad else parameter.detach()
 
     @override
-    def set_weight(self, name: str, whole: Tensor) -> None:
+    def set_weight(self, name: str, full_tensor: Tensor) -> None:
         parameter = self.parameters[name]
-        part = self._part_of(name, whole)
+        part = self._part_of(name, full_tensor)
         parameter.detach().copy_(part)
         run = self.own_run(name, part)
         if run is not None:
@@ -314,14 +331,14 @@ class MegatronTensors(WholeTensors):
         return self.gathered(name, None if run is None else self.optimizer.state[run][key])
 
     @override
-    def set_state(self, name: str, key: str, whole: Tensor) -> None:
-        run = self.own_run(name, self._part_of(name, whole))
+    def set_state(self, name: str, key: str, full_tensor: Tensor) -> None:
+        run = self.own_run(name, self._part_of(name, full_tensor))
         if run is not None:
             self.optimizer.state[self._runs[self.parameters[name]]][key].copy_(run)
 
     @override
     def make_states(self, names: Iterable[str], keys: Iterable[str], steps: int) -> None:
-        self._make(self._runs.values() if list(names) else [], keys, steps)
+        self._make_states_of(self._runs.values() if list(names) else [], keys, steps)
         if not isinstance(self.optimizer, torch.optim.AdamW):
             for group in self.optimizer.param_groups:
                 group["step"] = steps
@@ -348,25 +365,25 @@ class MegatronTensors(WholeTensors):
         from megatron.core import parallel_state
 
         parameter = self.parameters[name]
-        whole = torch.zeros(self.shape(name), device=parameter.device)
+        full_tensor = torch.zeros(self.shape(name), device=parameter.device)
         is_cut = _cut_dimension(parameter) is not None
         counts_here = is_cut or parallel_state.get_tensor_model_parallel_rank() == 0
         if run is not None and counts_here:
             part = torch.zeros(parameter.shape, device=parameter.device)
             part.view(-1)[self._spans[parameter]] = run.detach().float()
-            self._part_of(name, whole).copy_(part)
-        dist.all_reduce(whole)
-        return whole
+            self._part_of(name, full_tensor).copy_(part)
+        dist.all_reduce(full_tensor)
+        return full_tensor
 
     def own_run(self, name: str, part: Tensor) -> Tensor | None:
         """Return the elements that this rank updates, out of its part of a parameter; None where it updates none."""
         span = self._spans.get(self.parameters[name])
         return None if span is None else part.reshape(-1)[span]
 
-    def _part_of(self, name: str, whole: Tensor) -> Tensor:
+    def _part_of(self, name: str, full_tensor: Tensor) -> Tensor:
         """Return this tensor rank's part of a whole parameter, or of a state of its shape, as a view."""
         dimension = _cut_dimension(self.parameters[name])
-        return whole if dimension is None else _part(whole, dimension=dimension)
+        return full_tensor if dimension is None else _tensor_rank_part(full_tensor, dimension=dimension)
 
 
 def _cut_dimension(parameter: Any) -> int | None:
@@ -374,7 +391,7 @@ def _cut_dimension(parameter: Any) -> int | None:
     return parameter.partition_dim if getattr(parameter, "tensor_model_parallel", False) else None
 
 
-def _transformer() -> Any:
+def _placeholder_configuration() -> Any:
     """Return the configuration that the wrapper asks for; of a model that is not Megatron's it reads no shape."""
     from megatron.core.transformer import TransformerConfig
 
@@ -395,6 +412,7 @@ def _wrapper_options(train: TrainSpec) -> Any:
 
 
 def _optimizer_options(trial: Trial) -> Any:
+    """Return the settings of Megatron-Core's distributed optimizer, as the study has them."""
     from megatron.core.optimizer import OptimizerConfig
 
     train = trial.train

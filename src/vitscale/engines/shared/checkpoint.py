@@ -30,7 +30,7 @@ from vitscale.engines.shared.whole_tensors import STATES, WholeTensors
 from vitscale.errors import RequestError, shown
 
 FORMAT: Literal[1] = 1
-_DESCRIPTION = "checkpoint.json"
+_DESCRIPTION_FILE = "checkpoint.json"
 _NEXT_STEP = "Name the folder of a checkpoint that was written whole, of this model and optimizer"
 ShapesByName = Mapping[str, tuple[int, ...]]
 
@@ -42,6 +42,7 @@ class Scale(BaseModel):
 
     factor: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
     steps: NonNegativeInt
+    """Optimizer steps since the factor last changed."""
 
 
 class Description(BaseModel):
@@ -61,7 +62,7 @@ class Description(BaseModel):
 
 def write_description(folder: Path, description: Description) -> None:
     """Write checkpoint.json and wait until it is on the disk."""
-    path = folder / _DESCRIPTION
+    path = folder / _DESCRIPTION_FILE
     path.write_text(description.model_dump_json(indent=1) + "\n", encoding="utf-8")
     sync(path)
 
@@ -134,7 +135,7 @@ def read_description(folder: Path) -> Description:
     Raises:
         RequestError: the file is missing, newer than this program, or something else.
     """
-    text = read_text(folder / _DESCRIPTION, "checkpoint", next_step=_NEXT_STEP)
+    text = read_text(folder / _DESCRIPTION_FILE, "checkpoint", next_step=_NEXT_STEP)
     try:
         version = json.loads(text).get("format")
         is_newer = isinstance(version, int) and version > FORMAT
@@ -142,7 +143,7 @@ def read_description(folder: Path) -> Description:
             raise refused(folder, f"has format {version}; this program reads {FORMAT}")
         return Description.model_validate_json(text)
     except (ValidationError, ValueError, AttributeError, RecursionError):
-        raise refused(folder, f"cannot be used: {_DESCRIPTION} is not what this program writes") from None
+        raise refused(folder, f"cannot be used: {_DESCRIPTION_FILE} is not what this program writes") from None
 
 
 def refused(folder: Path, reason: str) -> RequestError:
@@ -163,7 +164,7 @@ WEIGHTS = "weights"
 """Name of the file of weights, without its ending."""
 _BUFFERS = "buffers"
 Alive = Callable[[], object]
-"""Called after each tensor as a sign of life, because a large model's tensors take minutes."""
+"""A sign of life: saving and loading call it after each tensor, because a large model's tensors take minutes."""
 
 
 def save(engine_tensors: WholeTensors, folder: Path, step: int, alive: Alive) -> None:
@@ -176,7 +177,7 @@ def save(engine_tensors: WholeTensors, folder: Path, step: int, alive: Alive) ->
     if folder.exists():
         raise RequestError(f"{shown(str(folder))} exists already", next_step="Name a folder that does not")
     description = _describe(engine_tensors, step)
-    _wait()  # until all ranks have looked, as the folder will be there soon
+    _wait_for_all_ranks()  # until all have looked, as the folder will be there soon
     draft = folder.with_name(f".{folder.name}.draft")
     try:
         if _rank() == 0:
@@ -193,7 +194,7 @@ def save(engine_tensors: WholeTensors, folder: Path, step: int, alive: Alive) ->
         if _rank() == 0:
             shutil.rmtree(draft, ignore_errors=True)
         raise
-    _wait()
+    _wait_for_all_ranks()
 
 
 def contents(engine_tensors: WholeTensors) -> Iterator[tuple[str, str, Tensor]]:
@@ -232,12 +233,7 @@ def load(engine_tensors: WholeTensors, folder: Path, alive: Alive) -> int:
         RequestError: it is missing, not whole, or of another model or optimizer; nothing has been changed then.
     """
     description = read_description(folder)
-    if description.optimizer != engine_tensors.kind:
-        raise refused(
-            folder, f"is of the optimizer {shown(description.optimizer)}, not of {shown(engine_tensors.kind)}"
-        )
-    if description.states not in ([], list(STATES[engine_tensors.kind])):
-        raise refused(folder, f"has the states {shown(description.states)}, and {engine_tensors.kind} keeps others")
+    _check_optimizer(folder, description, engine_tensors.optimizer_name)
     files = {
         file: TensorFile(folder, file, _shapes(engine_tensors, file), fp32=file != _BUFFERS)
         for file in _files(engine_tensors, description.states)
@@ -254,28 +250,45 @@ def load(engine_tensors: WholeTensors, folder: Path, alive: Alive) -> int:
             engine_tensors.set_buffer(name, tensor)
     if engine_tensors.loss_scale is not None and description.loss_scale is not None:
         engine_tensors.loss_scale.set(description.loss_scale.factor, description.loss_scale.steps)
-    _wait()
+    _wait_for_all_ranks()
     return description.step
 
 
+def _check_optimizer(folder: Path, description: Description, optimizer_name: str) -> None:
+    """Check that a checkpoint is of this optimizer, and has all of its states or, before its first step, none.
+
+    Raises:
+        RequestError: it is of another one, or has other states.
+    """
+    if description.optimizer != optimizer_name:
+        raise refused(folder, f"is of the optimizer {shown(description.optimizer)}, not of {shown(optimizer_name)}")
+    if description.states not in ([], list(STATES[optimizer_name])):
+        raise refused(folder, f"has the states {shown(description.states)}, and {optimizer_name} keeps others")
+
+
 def _describe(engine_tensors: WholeTensors, step: int) -> Description:
-    """Return the checkpoint's description.
+    """Return the contents of checkpoint.json.
+
+    Args:
+        engine_tensors: what is saved.
+        step: optimizer steps that training has taken. The optimizer's own count (`optimizer_steps`) is without those
+            that were skipped because fp16 overflowed.
 
     Raises:
         RequestError: the optimizer has states of only some parameters.
     """
     states = _common_states(engine_tensors)
-    loss_scale = None
-    if engine_tensors.loss_scale:
-        factor, steps = engine_tensors.loss_scale.get()
-        loss_scale = Scale(factor=factor, steps=steps)
+    saved_scale = None
+    if engine_tensors.loss_scale is not None:
+        scale = engine_tensors.loss_scale.get()
+        saved_scale = Scale(factor=scale.factor, steps=scale.steps)
     return Description(
         format=FORMAT,
         step=step,
-        optimizer=engine_tensors.kind,
+        optimizer=engine_tensors.optimizer_name,
         optimizer_steps=engine_tensors.steps(),
         states=states,
-        loss_scale=loss_scale,
+        loss_scale=saved_scale,
     )
 
 
@@ -285,20 +298,20 @@ def _common_states(engine_tensors: WholeTensors) -> list[str]:
     Raises:
         RequestError: it has more states of some parameters than of others.
     """
-    states_by_name = {name: _states_of(engine_tensors, name) for name in engine_tensors.trained}
-    most = max(states_by_name.values(), default=[])
-    for name, states in states_by_name.items():
-        if states != most:
+    states_by_parameter = {name: _states_of(engine_tensors, name) for name in engine_tensors.trained}
+    all_states = max(states_by_parameter.values(), default=[])  # lists of names: [] is the least
+    for name, states in states_by_parameter.items():
+        if states != all_states:
             raise RequestError(
                 f"the optimizer cannot be saved: no update has reached the parameter {shown(name)} yet",
                 next_step="Freeze parameters that no image reaches, or use all of them in every step",
             )
-    return most
+    return all_states
 
 
 def _states_of(engine_tensors: WholeTensors, name: str) -> list[str]:
     """Return the states that the optimizer has of a parameter."""
-    return [key for key in STATES[engine_tensors.kind] if engine_tensors.has_state(name, key)]
+    return [key for key in STATES[engine_tensors.optimizer_name] if engine_tensors.has_state(name, key)]
 
 
 def _files(engine_tensors: WholeTensors, states: list[str]) -> list[str]:
@@ -328,6 +341,6 @@ def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def _wait() -> None:
+def _wait_for_all_ranks() -> None:
     if dist.is_initialized():
         dist.barrier()

@@ -2,6 +2,7 @@
 
 The training loop stays as it is. `micro_step` keeps its micro-batches until the step's last one; then the schedule runs
 all of them, each rank its own stages. The rank of the last stage has the losses, and sends their sum to the others.
+While no stage of a rank computes, the rank is in the phase "bubble".
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from vitscale.probes.steps import PhaseContext, no_phase
 from vitscale.store.records import PhaseName
 from vitscale.trial.trial import Trial
 
-_SCHEDULES: dict[str, Callable[..., Any]] = {
+_SCHEDULE_BY_NAME: dict[str, Callable[..., Any]] = {
     "gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B,
 }  # fmt: skip
-_UNKNOWN_ON_DEVICE = (
+_WHY_UNKNOWN_ON_GPU = (
     "on a GPU a stage waits inside NCCL's kernels, where waiting for a stage is not told from a transfer"
 )
 
@@ -39,6 +40,10 @@ class PipelineEngine(TorchEngine):
     """A schedule over the ranks that hold the stages of one model.
 
     What ranks with the same stages do among themselves comes from the engine that it is combined with: see `pipelined`.
+
+    A step goes like this. All calls of `micro_step` but the last only keep their micro-batch. The last call runs
+    torch's schedule, which calls back: `_Stage` enters the phases "forward" and "backward" by `working` whenever it
+    computes, and the schedule asks `_loss` for the loss of each micro-batch.
     """
 
     wrapped: StagedModel
@@ -49,11 +54,12 @@ class PipelineEngine(TorchEngine):
         self._norms = norms_of(self.module)
         self._micro_batches: list[_MicroBatch] = []
         """Those of the step so far."""
-        self._schedules: dict[tuple[int, ...], Any] = {}
-        """torch's schedule by the shape of a micro-batch."""
+        self._schedule_by_shape: dict[tuple[int, ...], Any] = {}
+        """Shape [b, c, H, W] of a micro-batch -> torch's schedule for it."""
         self._bubble = ExitStack()
         """Holds the phase "bubble" open whenever no stage computes."""
         self._phase: PhaseContext = no_phase
+        """The `phase` of the `micro_step` that runs the schedule."""
 
     @override
     def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: PhaseContext = no_phase) -> Tensor:
@@ -78,13 +84,13 @@ class PipelineEngine(TorchEngine):
         count = len(self._micro_batches)
         all_images = [micro_batch.images for micro_batch in self._micro_batches]
         shape = tuple(all_images[-1].shape)
-        if shape not in self._schedules:
-            self._schedules[shape] = self._schedule(shape, count)
-        inputs = [torch.cat(all_images)] if self.wrapped.first else []
+        if shape not in self._schedule_by_shape:
+            self._schedule_by_shape[shape] = self._made_schedule(shape, count)
+        inputs = [torch.cat(all_images)] if self.wrapped.has_first_stage else []
         micro_batch_numbers = torch.arange(count)  # what `_loss` gets as labels
         losses: list[Tensor] = []
         self._bubble.enter_context(self._phase("bubble"))
-        self._schedules[shape].step(*inputs, target=micro_batch_numbers, losses=losses, return_outputs=False)
+        self._schedule_by_shape[shape].step(*inputs, target=micro_batch_numbers, losses=losses, return_outputs=False)
         for stage in self.wrapped.wrapped:
             if isinstance(stage, StageDdp):
                 with self.working("backward"):
@@ -109,8 +115,8 @@ class PipelineEngine(TorchEngine):
             yield
         self._bubble.enter_context(self._phase("bubble"))
 
-    def _schedule(self, shape: tuple[int, ...], count: int) -> Any:
-        """Return torch's schedule, which keeps buffers for micro-batches of one shape.
+    def _made_schedule(self, shape: tuple[int, ...], count: int) -> Any:
+        """Make torch's schedule for micro-batches of one shape; it keeps buffers for them.
 
         Args:
             shape: [b, c, H, W] of each micro-batch.
@@ -122,9 +128,10 @@ class PipelineEngine(TorchEngine):
             _Stage(self, stage, self._stage_number(index), handed_on)
             for index, stage in enumerate(self.wrapped.wrapped)
         ]
-        schedule = self.parallel.schedule
-        scheduled = stages if schedule == "interleaved" else stages[0]
-        return _SCHEDULES[schedule](scheduled, count, self._loss, scale_grads=False)
+        name = self.parallel.schedule
+        # Only the interleaved schedule takes several stages of a rank; with the others a rank has one.
+        stages_to_run = stages if name == "interleaved" else stages[0]
+        return _SCHEDULE_BY_NAME[name](stages_to_run, count, self._loss, scale_grads=False)
 
     def _stand_ins(self, images: int, shapes: TensorShapes) -> tuple[Tensor, ...]:
         """Return tensors like those that a stage hands on, without elements (device "meta").
@@ -137,7 +144,10 @@ class PipelineEngine(TorchEngine):
         return tuple(torch.empty(images, *shape, dtype=dtype, device="meta").requires_grad_() for shape in shapes)
 
     def _stage_number(self, index: int) -> int:
-        """Return the number, in the whole model, of this rank's stage with this index."""
+        """Return the number, in the whole model, of this rank's stage with this index.
+
+        Example: of two ranks rank 1 has the stages 1 and 3, so its stage with index 1 is number 3.
+        """
         return self.wrapped.group.rank() + index * self.parallel.pipeline
 
     def _loss(self, logits: Tensor, number: Tensor) -> Tensor:
@@ -154,7 +164,8 @@ class PipelineEngine(TorchEngine):
         labels of the images' size.
         """
         staged = self.wrapped
-        shapes = staged.shapes(*images.shape[2:])
+        image_size = images.shape[2:]
+        shapes = staged.shapes(*image_size)
         output: Any = images.to(self.input_dtype)
         staged.eval()
         for index, stage in enumerate(staged.wrapped):
@@ -166,11 +177,11 @@ class PipelineEngine(TorchEngine):
             if number < self.parallel.stages - 1:
                 self._send_on(number, output)
         staged.train()
-        if not staged.last:
+        if not staged.has_last_stage:
             return None
         logits: Tensor = output
         if staged.resizes:
-            logits = interpolate(logits, size=images.shape[2:], mode="bilinear", align_corners=False)
+            logits = interpolate(logits, size=image_size, mode="bilinear", align_corners=False)
         return logits.float()
 
     def _received(self, number: int, images: int, shapes: TensorShapes) -> tuple[Tensor, ...]:
@@ -196,13 +207,15 @@ class PipelineEngine(TorchEngine):
     @property
     @override
     def unknown_parts(self) -> dict[str, str]:
-        return dict.fromkeys(("bubble", "wait", "wire"), _UNKNOWN_ON_DEVICE) if self.device.type == "cuda" else {}
+        if self.device.type != "cuda":
+            return {}
+        return dict.fromkeys(("bubble", "wait", "wire"), _WHY_UNKNOWN_ON_GPU)
 
     @property
     @override
     def module(self) -> nn.Module:
         """This rank's stages, under the names of the whole model."""
-        return self.wrapped.own
+        return self.wrapped.local_modules
 
     @override
     def whole_tensors(self) -> WholeTensors:
@@ -273,25 +286,25 @@ class _Stage(PipelineStage):
 class _WholeTensors(TorchTensors):
     """Whole tensors of all stages: the rank that holds a tensor sends it to the others."""
 
-    def __init__(self, stages: StagedModel, optimizer: torch.optim.Optimizer, kind: str) -> None:
-        super().__init__(stages.own, optimizer, kind)
+    def __init__(self, stages: StagedModel, optimizer: torch.optim.Optimizer, optimizer_name: str) -> None:
+        super().__init__(stages.local_modules, optimizer, optimizer_name)
         self._stages = stages
-        self._own = self.parameters
-        self._own_buffers = self.buffers
-        self.parameters = stages.parameters_of_model | self._own
-        self.buffers = stages.buffers_of_model | self._own_buffers
+        self._local_parameters = self.parameters
+        self._local_buffers = self.buffers
+        self.parameters = stages.parameters_of_model | self._local_parameters
+        self.buffers = stages.buffers_of_model | self._local_buffers
         self.trained = [name for name, parameter in self.parameters.items() if parameter.requires_grad]
         # Each rank trains some: no optimizer is made without a parameter.
-        self._first_trained = next(name for name in self.trained if name in self._own)
+        self._first_local_trained = next(name for name in self.trained if name in self._local_parameters)
 
     @override
     def weight(self, name: str) -> Tensor:
         return self._from_holder(name, lambda: super(_WholeTensors, self).weight(name))
 
     @override
-    def set_weight(self, name: str, whole: Tensor) -> None:
-        if name in self._own:
-            super().set_weight(name, whole)
+    def set_weight(self, name: str, full_tensor: Tensor) -> None:
+        if name in self._local_parameters:
+            super().set_weight(name, full_tensor)
 
     @override
     def has_state(self, name: str, key: str) -> bool:
@@ -300,7 +313,7 @@ class _WholeTensors(TorchTensors):
         Of a parameter on another rank there is one if there is one of the first that this rank trains: a step updates
         all stages.
         """
-        local_name = name if name in self._own else self._first_trained
+        local_name = name if name in self._local_parameters else self._first_local_trained
         return super().has_state(local_name, key)
 
     @override
@@ -308,25 +321,25 @@ class _WholeTensors(TorchTensors):
         return self._from_holder(name, lambda: super(_WholeTensors, self).state(name, key))
 
     @override
-    def set_state(self, name: str, key: str, whole: Tensor) -> None:
-        if name in self._own:
-            super().set_state(name, key, whole)
+    def set_state(self, name: str, key: str, full_tensor: Tensor) -> None:
+        if name in self._local_parameters:
+            super().set_state(name, key, full_tensor)
 
     @override
     def make_states(self, names: Iterable[str], keys: Iterable[str], steps: int) -> None:
-        super().make_states([name for name in names if name in self._own], keys, steps)
+        super().make_states([name for name in names if name in self._local_parameters], keys, steps)
 
     @override
     def buffer(self, name: str) -> Tensor:
         buffer = self.buffers[name]
-        if name not in self._own_buffers:
+        if name not in self._local_buffers:
             buffer = torch.empty_like(buffer, device=self._device)
         return self._broadcast(name, buffer)
 
     @override
-    def set_buffer(self, name: str, whole: Tensor) -> None:
-        if name in self._own_buffers:
-            super().set_buffer(name, whole)
+    def set_buffer(self, name: str, full_tensor: Tensor) -> None:
+        if name in self._local_buffers:
+            super().set_buffer(name, full_tensor)
 
     def _from_holder(self, name: str, local_tensor: Callable[[], Tensor]) -> Tensor:
         """Return a tensor in fp32 on all ranks, from the rank that holds the parameter `name`.
@@ -335,7 +348,7 @@ class _WholeTensors(TorchTensors):
             name: the parameter to which the tensor belongs, and whose shape it has.
             local_tensor: returns it; called on the rank that holds the parameter.
         """
-        if name in self._own:
+        if name in self._local_parameters:
             return self._broadcast(name, local_tensor().float())
         return self._broadcast(name, torch.empty(self.shape(name), device=self._device))
 
@@ -347,9 +360,9 @@ class _WholeTensors(TorchTensors):
             tensor: what the owner sends; on other ranks any tensor of the same shape, which is overwritten.
         """
         contiguous = tensor.contiguous()
-        dist.broadcast(contiguous, group=self._stages.group, group_src=self._stages.owners[name])
+        dist.broadcast(contiguous, group=self._stages.group, group_src=self._stages.holder_by_name[name])
         return contiguous
 
     @property
     def _device(self) -> torch.device:
-        return next(iter(self._own.values())).device
+        return next(iter(self._local_parameters.values())).device

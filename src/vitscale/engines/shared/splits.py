@@ -168,6 +168,9 @@ def _call_offer(offer: Callable[..., Any], trial: Trial, *arguments: Any, **keyw
 def tensor_plan(task: Task, *, shard_norms: bool) -> dict[str, tp.ParallelStyle]:
     """Return how DTensor cuts a ViT: attention by heads, MLPs by their width, the classifier by classes.
 
+    Matrices are cut in pairs, the first by its outputs (`ColwiseParallel`) and the second by its inputs
+    (`RowwiseParallel`), so that ranks exchange once for each pair (Megatron-LM, arXiv 1909.08053, section 3).
+
     The embedding stays whole: cut by width it would have to be gathered, token by token, before the first norm. Heads
     of segmentation stay whole too: their convolutions read all channels.
 
@@ -175,6 +178,9 @@ def tensor_plan(task: Task, *, shard_norms: bool) -> dict[str, tp.ParallelStyle]
         task: the model's task.
         shard_norms: whether tokens of norms and residuals are cut too. The all-reduce after each pair of matrices then
             becomes a reduce-scatter there and an all-gather before the next pair.
+
+    Returns:
+        Path of a module -> its style; "vit.layers.*.mlp" stands for the MLPs of all blocks.
     """
     block = "vit.layers.*"
     plan: dict[str, tp.ParallelStyle] = {
@@ -209,8 +215,10 @@ def tensor_plan(task: Task, *, shard_norms: bool) -> dict[str, tp.ParallelStyle]
 def squared_gradient_norm(gradients: Sequence[Tensor], ranks: int) -> Tensor:
     """Return the squared L2 norm of the whole gradient on all ranks; each part counts once, wherever it lies.
 
-    `torch.nn.utils.clip_grad_norm_` refuses parameters of several meshes, and DTensors beside tensors. Where k of N
-    ranks hold a part, each of them counts 1/k of it, and one all-reduce adds up.
+    `torch.nn.utils.clip_grad_norm_` refuses parameters of several meshes, and DTensors beside tensors.
+
+    A gradient is cut into p parts over N ranks, so that each part is on N / p of them. Each of these counts p / N of
+    its part, and one all-reduce adds up. With p = 2 and N = 8, four ranks count a quarter each of the first half.
 
     Args:
         gradients: those of this rank's parameters; they have been averaged.
@@ -223,8 +231,9 @@ def squared_gradient_norm(gradients: Sequence[Tensor], ranks: int) -> Tensor:
         raise RuntimeError("no parameter has a gradient")
     total = torch.zeros((), dtype=torch.float64, device=gradients[0].device)
     for gradient in gradients:
-        share = _part_count(gradient) / ranks
-        total += torch.linalg.vector_norm(_local(gradient), dtype=torch.float64).square() * share
+        counted_share = _part_count(gradient) / ranks
+        local_norm = torch.linalg.vector_norm(_local_part(gradient), dtype=torch.float64)
+        total += local_norm.square() * counted_share
     dist.all_reduce(total)
     return total
 
@@ -237,24 +246,25 @@ def _part_count(gradient: Tensor) -> int:
     return math.prod(size for size, placement in axes if not placement.is_replicate())
 
 
-def _local(gradient: Tensor) -> Tensor:
+def _local_part(gradient: Tensor) -> Tensor:
+    """Return the part of a gradient that lies on this rank; all of it where it is not cut."""
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
-def clip(parameters: Iterable[nn.Parameter], largest: float, ranks: int) -> None:
-    """Scale gradients so that their norm over all ranks is `largest` at most, as `clip_grad_norm_` does.
+def clip(parameters: Iterable[nn.Parameter], largest_norm: float, ranks: int) -> None:
+    """Scale gradients so that their norm over all ranks is `largest_norm` at most, as `clip_grad_norm_` does.
 
     Args:
         parameters: those of this rank.
-        largest: the largest norm.
-        ranks: the ranks that hold any part of what this rank holds; see `squared_gradient_norm`.
+        largest_norm: the L2 norm to which a larger one is scaled down.
+        ranks: the number of ranks that hold any part of what this rank holds; in a pipeline those of its stages.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = squared_gradient_norm(gradients, ranks).sqrt()
-    factor = (largest / (norm + 1e-6)).clamp(max=1.0)
+    factor = (largest_norm / (norm + 1e-6)).clamp(max=1.0)  # 1e-6 as in torch's `clip_grad_norm_`
     for gradient in gradients:
-        local = _local(gradient)
-        local.mul_(factor.to(local.dtype))
+        local_part = _local_part(gradient)
+        local_part.mul_(factor.to(local_part.dtype))
 
 
 def own_group(groups: Iterable[tuple[int, ...]]) -> dist.ProcessGroup:

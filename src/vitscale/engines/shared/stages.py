@@ -129,8 +129,9 @@ def _vit_plan(model: VisionTransformer | PyramidSegmenter, trial: Trial) -> Stag
     embedding, *blocks = model.in_order[: 1 + block_count]
     heads = model.in_order[1 + block_count :]
     all_tokens = model.vit.embeddings.position_embeddings.shape[1]
-    own_tokens = even_parts(all_tokens, trial.layout.sequence)[_sequence_rank(trial)]
-    hidden_shape = (own_tokens.stop - own_tokens.start, model.vit.width)
+    own_range = even_parts(all_tokens, trial.layout.sequence)[_sequence_rank(trial)]
+    own_tokens = own_range.stop - own_range.start
+    hidden_shape = (own_tokens, model.vit.width)
     return StagePlan(
         parts=_parts(trial, [embedding], [[block] for block in blocks], heads),
         shapes=_same_at_any_size([(hidden_shape,)] * (trial.parallel.stages - 1)),
@@ -155,7 +156,8 @@ def _swin_plan(model: nn.Module, swin: SwinShape, trial: Trial) -> StagePlan:
     sequence_rank = _sequence_rank(trial)
     heads = [name for name in (AUXILIARY_HEAD, DECODE_HEAD) if getattr(model, name, None) is not None]
     order = swin_in_order(swin.depths, heads)
-    handing_blocks = [blocks.stop - 1 for blocks in stage_blocks(trial.model, trial.parallel.stages)[:-1]]
+    blocks_by_stage = stage_blocks(trial.model, trial.parallel.stages)
+    last_blocks = [blocks.stop - 1 for blocks in blocks_by_stage[:-1]]  # whose output goes on to the next stage
     dtype = weight_dtype(trial.train)
     if trial.train.precision == "bf16" and trial.train.device == "cpu":
         dtype = torch.bfloat16  # autocast's norms give it there, and so has all that they are added to
@@ -168,7 +170,7 @@ def _swin_plan(model: nn.Module, swin: SwinShape, trial: Trial) -> StagePlan:
     def shapes_at(height: int, width: int) -> tuple[TensorShapes, ...]:
         tall = shapes_of_square(height)
         wide = shapes_of_square(width)
-        return tuple(_rectangular(tall[block], wide[block]) for block in handing_blocks)
+        return tuple(_rectangular(tall[block], wide[block]) for block in last_blocks)
 
     return StagePlan(
         parts=_parts(trial, order.first, order.blocks, order.last),
@@ -201,9 +203,9 @@ def _factory_plan(model: nn.Module, trial: Trial) -> StagePlan:
     _check_listed(model, module_names, trial)
     outlines = _outlines(model, module_names, trial)
     stage_ranges = _balanced_ranges(outlines, trial.parallel.stages)
-    parts = tuple(tuple(module_names[number] for number in modules) for modules in stage_ranges)
+    parts = tuple(tuple(module_names[numbers.start : numbers.stop]) for numbers in stage_ranges)
     _check_weights(model, parts, trial)
-    output_shapes = [outlines[modules[-1]].output_shape for modules in stage_ranges]
+    output_shapes = [outlines[numbers[-1]].output_shape for numbers in stage_ranges]
     shapes_handed_on = [(shape,) for shape in output_shapes[:-1]]  # the last stage hands nothing on
     return StagePlan(parts, shapes=_same_at_any_size(shapes_handed_on), dtype=weight_dtype(trial.train))
 
@@ -277,17 +279,29 @@ def _check_weights(model: nn.Module, parts: Sequence[Sequence[str]], trial: Tria
                 "each would train it for itself",
                 next_step="Leave parallel.pipeline out, or give each of these modules its own weights",
             )
+    idle_stage = _first_stage_without_training(weights_by_stage, trial)
+    if idle_stage is not None:
+        raise RequestError(
+            f"{setting}: stage {idle_stage + 1} of {factory} ({', '.join(parts[idle_stage])}) trains no parameter, and "
+            "neither DDP nor an optimizer goes without one",
+            next_step="Leave parallel.pipeline out, or unfreeze a module of that stage",
+        )
+
+
+def _first_stage_without_training(weights_by_stage: Sequence[set[nn.Parameter]], trial: Trial) -> int | None:
+    """Return the number, from 0 on, of the first stage for which its rank has nothing to train; None where all have.
+
+    A rank has one optimizer for all its stages, so one of them that trains will do. But it has a wrapper for each of
+    them, and DDP wraps no stage that trains nothing.
+    """
     ranks = trial.parallel.pipeline
     every_stage_must_train = wrapper_facts(trial.train).every_stage_must_train
     for stage, weights in enumerate(weights_by_stage):
-        # One optimizer is for all stages of a rank, and one wrapper for each of them.
-        trained_together = [weights] if every_stage_must_train else weights_by_stage[stage % ranks :: ranks]
+        stages_of_rank = weights_by_stage[stage % ranks :: ranks]
+        trained_together = [weights] if every_stage_must_train else stages_of_rank
         if not any(parameter.requires_grad for parameter in chain(*trained_together)):
-            raise RequestError(
-                f"{setting}: stage {stage + 1} of {factory} ({', '.join(parts[stage])}) trains no parameter, and "
-                "neither DDP nor an optimizer goes without one",
-                next_step="Leave parallel.pipeline out, or unfreeze a module of that stage",
-            )
+            return stage
+    return None
 
 
 def _parameters_of(model: nn.Module, module_names: Iterable[str]) -> set[nn.Parameter]:
@@ -323,22 +337,23 @@ def _parameter_count(modules: Sequence[nn.Module]) -> int:
 
 
 def _parts(
-    trial: Trial, first: Sequence[str], units: Sequence[Sequence[str]], last: Sequence[str]
+    trial: Trial, first: Sequence[str], modules_by_block: Sequence[Sequence[str]], last: Sequence[str]
 ) -> tuple[tuple[str, ...], ...]:
     """Return the names of each stage's modules.
 
     Args:
         trial: the trial.
         first: names of the modules before the blocks.
-        units: names of each block with what goes with it.
+        modules_by_block: names of each block with what goes with it (`SwinOrder.blocks`).
         last: names of the modules behind the blocks.
     """
-    parts = []
+    modules_by_stage: list[list[str]] = []
     for blocks in stage_blocks(trial.model, trial.parallel.stages):
-        parts.append(list(chain.from_iterable(units[block] for block in blocks)))
-    parts[0] = [*first, *parts[0]]
-    parts[-1] = [*parts[-1], *last]
-    return tuple(map(tuple, parts))
+        modules = chain.from_iterable(modules_by_block[block] for block in blocks)
+        modules_by_stage.append(list(modules))
+    modules_by_stage[0] = [*first, *modules_by_stage[0]]
+    modules_by_stage[-1] = [*modules_by_stage[-1], *last]
+    return tuple(map(tuple, modules_by_stage))
 
 
 class _Outline(NamedTuple):
@@ -378,29 +393,35 @@ class Stage(nn.Module):
     def __init__(self, model: nn.Module, plan: StagePlan, *numbers: int) -> None:
         """`numbers`: the plan's stages that it holds, one after the other."""
         super().__init__()
-        self.parts = tuple(chain.from_iterable(plan.parts[number] for number in numbers))
+        self.module_names = tuple(chain.from_iterable(plan.parts[number] for number in numbers))
+        """Names of its modules in the whole model, in the order of forward."""
         self.run_module = plan.run_module
         is_last = numbers[-1] == len(plan.parts) - 1
         self.dtype_handed_on = None if is_last else plan.dtype
+        """The dtype of what goes on to the next stage; None for the last stage, which gives logits."""
         # DDP is not to broadcast these, which keep their names.
         self._ddp_params_and_buffers_to_ignore = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
-        for name in self.parts:
+        for name in self.module_names:
             _add_under_name(self, name, model.get_submodule(name))
 
     @override
     def forward(self, *tensors: Tensor) -> Activation:
         """Return what goes on to the next stage, or logits from the last stage.
 
+        In training the auxiliary head of segmentation runs beside this chain of modules: it reads what the decode head
+        reads too. Its logits reach the loss by a hook (`models.named.AuxiliaryLogits`), not through what is returned.
+
         Args:
-            tensors: images for the first stage; for others what the stage before hands on.
+            tensors: images for the first stage; for others what the stage before hands on: the hidden states, and then
+                the maps of earlier stages that a head will take.
         """
         activation: Activation = tensors[0] if len(tensors) == 1 else tensors
-        for name in self.parts:
+        for name in self.module_names:
             module = self.get_submodule(name)
-            if name != AUXILIARY_HEAD:
+            is_beside_chain = name == AUXILIARY_HEAD
+            if not is_beside_chain:
                 activation = self.run_module(name, module, activation)
             elif self.training:
-                # The next module does not take its output; `AuxiliaryLogits` sees it, for the loss.
                 self.run_module(name, module, activation)
         if self.dtype_handed_on is None:
             return activation
@@ -429,7 +450,7 @@ def _add_under_name(root: nn.Module, name: str, module: nn.Module) -> None:
 
 
 class StagedModel(nn.Module):
-    """The stages of a model that one rank holds."""
+    """The stages of a model that one rank holds, and where the parts of the model lie on the other ranks."""
 
     def __init__(self, model: nn.Module, plan: StagePlan, trial: Trial, wrap: Callable[[nn.Module], nn.Module]) -> None:
         """Wrap each of this rank's stages; all ranks make a `StagedModel` at once.
@@ -445,31 +466,29 @@ class StagedModel(nn.Module):
         ranks = trial.parallel.pipeline
         rank = layout.coordinates(dist.get_rank()).pipeline
         self.group = own_group(layout.groups("pipeline"))
-        self.first = rank == 0
+        self.has_first_stage = rank == 0
         """Whether this rank holds the first stage, which takes images."""
-        self.last = rank == ranks - 1
+        self.has_last_stage = rank == ranks - 1
         """Whether this rank holds the last stage, which gives logits."""
         self.shapes = plan.shapes
         self.dtype = plan.dtype
         self.resizes = plan.resizes
         stages = range(len(plan.parts))
+        # Of n ranks rank r holds the stages r, r + n, r + 2 n and so on.
         modules_by_rank = [Stage(model, plan, *stages[holder::ranks]) for holder in range(ranks)]
-        self.own = modules_by_rank[rank]
+        self.local_modules = modules_by_rank[rank]
         """All modules of this rank; it runs no forward, but its names and weights are right."""
-        self.owners: dict[str, int] = {}
-        """The rank of the pipeline's group that holds each parameter of the model, and each buffer that is saved."""
+        self.holder_by_name: dict[str, int] = {}
+        """Name of a parameter, or of a buffer that is saved -> the rank of the pipeline's group that holds it."""
         for holder, modules in enumerate(modules_by_rank):
-            self.owners |= dict.fromkeys(modules.state_dict(), holder)
+            self.holder_by_name |= dict.fromkeys(modules.state_dict(), holder)
         self.parameters_of_model = {
             name: nn.Parameter(torch.empty(parameter.shape, device="meta"), parameter.requires_grad)
             for name, parameter in model.named_parameters()
         }
         """The whole model's parameters, without elements (device "meta")."""
-        self.buffers_of_model = {
-            name: torch.empty_like(buffer, device="meta")
-            for name, buffer in model.named_buffers()
-            if name in self.owners
-        }
+        saved_buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in self.holder_by_name]
+        self.buffers_of_model = {name: torch.empty_like(buffer, device="meta") for name, buffer in saved_buffers}
         """The whole model's buffers that are saved, without elements too."""
         self.wrapped = nn.ModuleList(wrap(Stage(model, plan, number)) for number in stages[rank::ranks])
         """A wrapped module for each stage of this rank, in the order of the model."""

@@ -32,51 +32,72 @@ SCALE = "logit_scale"
 
 
 def swin_tensor_plan(task: Task) -> dict[str, tp.ParallelStyle]:
-    """Return how DTensor cuts a `Swinv2ForImageClassification`, or UperNet on a `Swinv2Backbone`.
+    """Return how DTensor cuts a `Swinv2ForImageClassification`, or for segmentation UperNet on a `Swinv2Backbone`.
 
     In each block it cuts attention by heads and the MLP by its width, and it cuts the classifier of images by classes.
     Embedding, norms, patch merging and UperNet's heads stay whole.
+
+    Matrices are cut in pairs, as in Megatron-LM (arXiv 1909.08053, section 3). The first of a pair is cut by its
+    outputs (`ColwiseParallel`): each rank computes some heads, or a part of the MLP's width. The second one takes just
+    these and is cut by its inputs (`RowwiseParallel`): its outputs are summed over the ranks, once for each pair.
+
+    Returns:
+        Path of a module -> its style. A "*" stands for the number of a stage or of a block:
+        "swinv2.encoder.layers.*.blocks.*.output.dense" is that matrix in all blocks.
     """
-    block = f"{'backbone' if task == 'segmentation' else 'swinv2'}.encoder.layers.*.blocks.*"
+    body = "backbone" if task == "segmentation" else "swinv2"
+    block = f"{body}.encoder.layers.*.blocks.*"
     attention = f"{block}.attention.self"
-    by_heads = ("query", "key", "value", "continuous_position_bias_mlp.2")
-    plan: dict[str, tp.ParallelStyle] = {f"{attention}.{name}": tp.ColwiseParallel() for name in by_heads}
-    plan[attention] = Heads()
-    plan |= {
+    plan: dict[str, tp.ParallelStyle] = {
+        f"{attention}.query": tp.ColwiseParallel(),
+        f"{attention}.key": tp.ColwiseParallel(),
+        f"{attention}.value": tp.ColwiseParallel(),
+        # The last matrix of the network that computes position biases: it has an output for each head.
+        f"{attention}.continuous_position_bias_mlp.2": tp.ColwiseParallel(),
+        attention: Heads(),
         f"{block}.attention.output.dense": tp.RowwiseParallel(),
         f"{block}.intermediate.dense": tp.ColwiseParallel(),
         f"{block}.output.dense": tp.RowwiseParallel(),
     }
     if task == "classification":
+        # Every rank computes the loss, and so needs the logits of all classes.
         plan["classifier"] = tp.ColwiseParallel(output_layouts=Replicate())
     return plan
 
 
 class SwinOrder(NamedTuple):
-    """Names of the modules that make up a forward, one after the other."""
+    """Paths of the modules that make up a forward, one after the other."""
 
     first: list[str]
     """Before the blocks."""
     blocks: list[list[str]]
-    """One list for each block; a stage's last block has the merging too."""
+    """The modules of each block: itself alone, or with the merging of patches that follows the last block of a stage.
+
+    Example: [["swinv2.encoder.layers.0.blocks.0"],
+    ["swinv2.encoder.layers.0.blocks.1", "swinv2.encoder.layers.0.downsample"], ...].
+    """
     last: list[str]
     """Behind the blocks."""
 
 
 def swin_in_order(depths: Sequence[int], heads: Sequence[str]) -> SwinOrder:
-    """Return the order of modules in a `Swinv2ForImageClassification`.
+    """Return the order of modules in a `Swinv2ForImageClassification`, or in UperNet on a `Swinv2Backbone`.
 
-    With `heads`, the names of UperNet's heads, it is that of UperNet on a `Swinv2Backbone`.
+    Args:
+        depths: number of blocks of each stage.
+        heads: names of UperNet's heads; empty for a classifier of images.
     """
     body = "backbone" if heads else "swinv2"
-    blocks = []
+    modules_by_block: list[list[str]] = []
     for stage, depth in enumerate(depths):
-        path = f"{body}.encoder.layers.{stage}"
-        blocks += [[f"{path}.blocks.{block}"] for block in range(depth)]
-        if stage < len(depths) - 1:
-            blocks[-1].append(f"{path}.downsample")
-    last = list(heads) if heads else ["swinv2.layernorm", "swinv2.pooler", "classifier"]
-    return SwinOrder([f"{body}.embeddings"], blocks, last)
+        stage_path = f"{body}.encoder.layers.{stage}"
+        modules_by_block += [[f"{stage_path}.blocks.{block}"] for block in range(depth)]
+        is_last_stage = stage == len(depths) - 1
+        if not is_last_stage:
+            last_block_modules = modules_by_block[-1]
+            last_block_modules.append(f"{stage_path}.downsample")
+    after_blocks = list(heads) if heads else ["swinv2.layernorm", "swinv2.pooler", "classifier"]
+    return SwinOrder(first=[f"{body}.embeddings"], blocks=modules_by_block, last=after_blocks)
 
 
 def run_swin_module(name: str, module: nn.Module, inputs: Tensor | Sequence[Tensor]) -> Tensor | Sequence[Tensor]:
@@ -130,11 +151,12 @@ class Heads(tp.ParallelStyle):
     @override
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         keep_heads(module, device_mesh.size())
-        scale = module.get_parameter(SCALE)
-        cut = distribute_tensor(scale.data, device_mesh, [Shard(0)], src_data_rank=None)
-        module.register_parameter(SCALE, nn.Parameter(cut, scale.requires_grad))
+        scale_of_all_heads = module.get_parameter(SCALE)
+        sharded_scale = distribute_tensor(scale_of_all_heads.data, device_mesh, [Shard(0)], src_data_rank=None)
+        module.register_parameter(SCALE, nn.Parameter(sharded_scale, scale_of_all_heads.requires_grad))
 
         def use_local_scale(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            """Before forward: let it read this rank's scales as a plain tensor, and make its input a DTensor."""
             scale = module.get_parameter(SCALE)
             if isinstance(scale, DTensor):
                 # An attribute hides the parameter for as long as forward takes.
@@ -143,6 +165,7 @@ class Heads(tp.ParallelStyle):
             return DTensor.from_local(hidden, device_mesh, [Replicate()], run_check=False), *inputs[1:]
 
         def use_parameter_again(module: nn.Module, *_: object) -> None:
+            """Behind forward: take back what `use_local_scale` has hidden."""
             module.__dict__.pop(SCALE, None)
 
         module.register_forward_pre_hook(use_local_scale)
@@ -243,7 +266,7 @@ class _RowSplit:
             tokens_by_rank = [rows * columns for rows in self.rows_by_rank(stage_number)]
             own_tokens = own_map.flatten(2).transpose(1, 2)  # [b, own rows * columns, width]
             all_tokens = with_all_tokens(
-                own_tokens, every_image=backbone.every_image, sizes=tokens_by_rank, group=self.group
+                own_tokens, every_image=backbone.every_image, tokens_by_rank=tokens_by_rank, group=self.group
             )
             whole_maps.append(all_tokens.transpose(1, 2).unflatten(2, (-1, columns)))
         output.feature_maps = tuple(whole_maps)
@@ -284,7 +307,7 @@ def _attention_forward(block: Any, row_split: _RowSplit, stage_number: int, hidd
     )
     matrices = (attention.query, attention.key, attention.value)
     projected = (_by_heads(matrix(hidden), attention.attention_head_size) for matrix in matrices)
-    mixed = attend(*projected, attention=attend_in_windows, sizes=tokens_by_rank, group=group)
+    mixed = attend(*projected, attention=attend_in_windows, tokens_by_rank=tokens_by_rank, group=group)
     return mixed.transpose(1, 2).flatten(2)
 
 
@@ -354,11 +377,15 @@ def _joined_windows(windows: Tensor) -> Tensor:
     return row_by_row.reshape(batch, heads, window_rows * side, window_columns * side, head_width)
 
 
-def _padded_to_windows(attention: Any, maps: Tensor, *, side: int, own_heads: slice) -> Tensor:
-    """Return maps of queries, keys and values, padded at the bottom and the right to whole windows.
+_ROW_AXIS = 3
+_COLUMN_AXIS = 4
+"""Axes of the joint maps of queries, keys and values, [3, b, heads, rows, columns, d]."""
 
-    transformers pads with zeros before the matrices, which make their biases of them. Here the matrices have been
-    applied, so the padding is made of the biases; that of keys is 0, as their matrix has none.
+
+def _padded_to_windows(attention: Any, maps: Tensor, *, side: int, own_heads: slice) -> Tensor:
+    """Return maps of queries, keys and values, padded at the right and the bottom to whole windows.
+
+    Example: for windows of 8 x 8 a map of 14 x 14 tokens gets two columns and then two rows, and so is 16 x 16.
 
     Args:
         attention: a block's `Swinv2SelfAttention`.
@@ -366,19 +393,41 @@ def _padded_to_windows(attention: Any, maps: Tensor, *, side: int, own_heads: sl
         side: rows and columns of a window.
         own_heads: which of the block's heads.
     """
-    for axis in (4, 3):  # columns, then rows
-        missing = -maps.shape[axis] % side
-        if missing == 0:
-            continue
-        key_bias = torch.zeros_like(attention.query.bias)
-        biases = [attention.query.bias, key_bias, attention.value.bias]
-        local_biases = [bias.to_local() if isinstance(bias, DTensor) else bias for bias in biases]
-        head_width = maps.shape[-1]
-        bias_by_head = torch.stack(local_biases).unflatten(1, (-1, head_width))  # [3, heads, d]
-        padding = bias_by_head[:, None, own_heads, None, None].to(maps.dtype)  # [3, 1, own heads, 1, 1, d]
-        padding_shape = [*maps.shape[:axis], missing, *maps.shape[axis + 1 :]]
-        maps = torch.cat((maps, padding.expand(padding_shape)), dim=axis)
+    head_width = maps.shape[-1]
+    for axis in (_COLUMN_AXIS, _ROW_AXIS):
+        missing = -maps.shape[axis] % side  # 2 for 14 tokens and a side of 8
+        if missing > 0:
+            padding_token = _projected_zero_token(attention, head_width)[:, own_heads]
+            maps = _with_tokens_appended(maps, padding_token, axis=axis, count=missing)
     return maps
+
+
+def _projected_zero_token(attention: Any, head_width: int) -> Tensor:
+    """Return query, key and value of a token that is zero, [3, heads, d].
+
+    transformers pads hidden states with zeros, of which the three matrices make their biases. Here the matrices have
+    been applied before, so padding is made of the biases. The matrix of keys has none: its part is 0.
+    """
+    no_bias = torch.zeros_like(attention.query.bias)
+    biases = [attention.query.bias, no_bias, attention.value.bias]  # three of [heads * d]
+    local_biases = [bias.to_local() if isinstance(bias, DTensor) else bias for bias in biases]
+    bias_by_head: Tensor = torch.stack(local_biases).unflatten(1, (-1, head_width))
+    return bias_by_head
+
+
+def _with_tokens_appended(maps: Tensor, token: Tensor, *, axis: int, count: int) -> Tensor:
+    """Return maps with rows or columns appended in which all tokens are the same.
+
+    Args:
+        maps: [3, b, own heads, rows, columns, d].
+        token: query, key and value of the token, [3, own heads, d].
+        axis: `_ROW_AXIS` to append rows, `_COLUMN_AXIS` to append columns.
+        count: number of rows or columns.
+    """
+    one_token_map = token[:, None, :, None, None].to(maps.dtype)  # [3, 1, own heads, 1, 1, d]
+    appended_shape = list(maps.shape)
+    appended_shape[axis] = count  # for two columns [3, b, own heads, rows, 2, d]
+    return torch.cat((maps, one_token_map.expand(appended_shape)), dim=axis)
 
 
 def _window_attention(

@@ -26,17 +26,19 @@ def split_tokens(model: VisionTransformer | PyramidSegmenter, group: dist.Proces
     token goes to all ranks. Where pixels are labelled, each rank gets all tokens of some images (`even_parts`): what
     comes behind the blocks is most of the work there.
     """
-    tokens_by_rank = even_parts(model.vit.embeddings.position_embeddings.shape[1], group.size())
-    sizes = [tokens.stop - tokens.start for tokens in tokens_by_rank]
-    own_tokens = tokens_by_rank[group.rank()]
-    model.vit.embeddings.own_tokens = range(own_tokens.start, own_tokens.stop)
+    token_ranges = even_parts(model.vit.embeddings.position_embeddings.shape[1], group.size())
+    tokens_by_rank = [tokens.stop - tokens.start for tokens in token_ranges]
+    own_range = token_ranges[group.rank()]
+    model.vit.embeddings.own_tokens = range(own_range.start, own_range.stop)
     for module in model.modules():
         if isinstance(module, Attention):
-            module.attend = functools.partial(attend, attention=_fused_attention, sizes=sizes, group=group)
+            module.attend = functools.partial(
+                attend, attention=_fused_attention, tokens_by_rank=tokens_by_rank, group=group
+            )
     if isinstance(model, VisionTransformer):
         model.class_token.taken_of = functools.partial(_first_token_to_all, group=group)
     else:
-        model.pyramid.with_all_tokens = functools.partial(with_all_tokens, sizes=sizes, group=group)
+        model.pyramid.with_all_tokens = functools.partial(with_all_tokens, tokens_by_rank=tokens_by_rank, group=group)
 
 
 def _fused_attention(joint: Tensor) -> Tensor:
@@ -51,7 +53,7 @@ def attend(
     value: Tensor,
     *,
     attention: Callable[[Tensor], Tensor],
-    sizes: list[int],
+    tokens_by_rank: list[int],
     group: dist.ProcessGroup,
 ) -> Tensor:
     """Return attention of this rank's tokens to the tokens of all ranks, [b, heads, own tokens, d].
@@ -66,12 +68,12 @@ def attend(
         value: values, of the same shape.
         attention: takes queries, keys and values of all tokens, [3, b, heads / ranks, tokens, d], and returns
             [b, heads / ranks, tokens, d].
-        sizes: number of tokens of each rank.
+        tokens_by_rank: number of tokens of each rank.
         group: the ranks that exchange.
     """
     ranks = group.size()
-    own_tokens = sizes[group.rank()]
-    all_tokens = sum(sizes)
+    own_tokens = tokens_by_rank[group.rank()]
+    all_tokens = sum(tokens_by_rank)
     batch, heads, _, width = query.shape
     heads_per_rank = heads // ranks
 
@@ -82,7 +84,7 @@ def attend(
     rank_by_rank = by_rank.permute(2, 4, 0, 1, 3, 5)  # [rank, own, 3, b, heads, d]
     own_rows = rank_by_rank.reshape(ranks * own_tokens, -1)
     del by_rank, rank_by_rank
-    all_rows = exchange(own_rows, sent=[own_tokens] * ranks, received=sizes, group=group)
+    all_rows = exchange(own_rows, sent_counts=[own_tokens] * ranks, received_counts=tokens_by_rank, group=group)
     del own_rows
 
     token_by_token = all_rows.view(all_tokens, 3, batch, heads_per_rank, width)
@@ -90,7 +92,7 @@ def attend(
     mixed_rows = mixed.permute(2, 0, 1, 3).reshape(all_tokens, -1)  # [all, b * heads * d]
     del all_rows, token_by_token, mixed
 
-    own_mixed_rows = exchange(mixed_rows, sent=sizes, received=[own_tokens] * ranks, group=group)
+    own_mixed_rows = exchange(mixed_rows, sent_counts=tokens_by_rank, received_counts=[own_tokens] * ranks, group=group)
     mixed_by_rank = own_mixed_rows.view(ranks, own_tokens, batch, heads_per_rank, width)
     return mixed_by_rank.permute(2, 0, 3, 1, 4).flatten(1, 2)  # [b, rank, heads, own, d] -> [b, all heads, own, d]
 
@@ -104,29 +106,33 @@ def _first_token_to_all(encoded: Tensor, *, group: dist.ProcessGroup) -> Tensor:
     """
     ranks = group.size()
     batch = len(encoded)
-    received = [batch] + [0] * (ranks - 1)
+    received_counts = [batch] + [0] * (ranks - 1)  # all from the first rank, nothing from the others
     if group.rank() == 0:
         copies = encoded[:, 0].repeat(ranks, 1)
-        return exchange(copies, sent=[batch] * ranks, received=received, group=group)
+        return exchange(copies, sent_counts=[batch] * ranks, received_counts=received_counts, group=group)
     nothing = encoded[:0, 0]
-    return exchange(nothing, sent=[0] * ranks, received=received, group=group)
+    return exchange(nothing, sent_counts=[0] * ranks, received_counts=received_counts, group=group)
 
 
-def sum_over(own: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return the sum over all ranks of their `own` [b, h], on every rank."""
+def sum_over(local: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the sum over all ranks of their `local` tensors [b, h], on every rank."""
     ranks = group.size()
-    batch = len(own)
-    rows_of_all = exchange(own.repeat(ranks, 1), sent=[batch] * ranks, received=[batch] * ranks, group=group)
+    batch = len(local)
+    rows_of_all = exchange(
+        local.repeat(ranks, 1), sent_counts=[batch] * ranks, received_counts=[batch] * ranks, group=group
+    )
     return rows_of_all.view(ranks, batch, -1).sum(0)
 
 
-def with_all_tokens(encoded: Tensor, *, every_image: bool, sizes: list[int], group: dist.ProcessGroup) -> Tensor:
+def with_all_tokens(
+    encoded: Tensor, *, every_image: bool, tokens_by_rank: list[int], group: dist.ProcessGroup
+) -> Tensor:
     """Return all tokens of some images, [b', tokens, h].
 
     Args:
         encoded: this rank's tokens of all images, [b, own tokens, h].
         every_image: whether each rank gets all b images; else it gets its own part of them (`even_parts`).
-        sizes: number of tokens of each rank.
+        tokens_by_rank: number of tokens of each rank.
         group: the ranks that share an image's tokens.
     """
     ranks = group.size()
@@ -139,28 +145,28 @@ def with_all_tokens(encoded: Tensor, *, every_image: bool, sizes: list[int], gro
         images_by_rank = [part.stop - part.start for part in even_parts(len(encoded), ranks)]
         sent_rows = encoded.flatten(0, 1)
     own_images = images_by_rank[group.rank()]
-    sent = [images * own_tokens for images in images_by_rank]
-    received = [own_images * size for size in sizes]
-    received_rows = exchange(sent_rows, sent=sent, received=received, group=group)
+    sent_counts = [images * own_tokens for images in images_by_rank]
+    received_counts = [own_images * tokens for tokens in tokens_by_rank]
+    received_rows = exchange(sent_rows, sent_counts=sent_counts, received_counts=received_counts, group=group)
     # From each rank [own images * its tokens, h]; together [own images, tokens, h].
-    rows_by_rank = received_rows.split(received)
-    tokens_by_rank = [rows.view(-1, size, width) for rows, size in zip(rows_by_rank, sizes, strict=True)]
-    return torch.cat(tokens_by_rank, dim=1)
+    rows_by_rank = received_rows.split(received_counts)
+    encoded_by_rank = [rows.view(-1, tokens, width) for rows, tokens in zip(rows_by_rank, tokens_by_rank, strict=True)]
+    return torch.cat(encoded_by_rank, dim=1)
 
 
-def exchange(rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
-    """Return the rows that the group's ranks send to this one, [sum(received), ...], rank by rank.
+def exchange(rows: Tensor, sent_counts: list[int], received_counts: list[int], group: dist.ProcessGroup) -> Tensor:
+    """Return the rows that the group's ranks send to this one, [sum(received_counts), ...], rank by rank.
 
     It is `all_to_all_single` with unequal splits. Its backward sends the gradient of each row back to where the row
     came from.
 
     Args:
-        rows: the rows to send, [sum(sent), ...].
-        sent: number of rows for each rank of the group, in order.
-        received: number of rows from each of them.
+        rows: the rows to send, [sum(sent_counts), ...].
+        sent_counts: number of rows for each rank of the group, in order.
+        received_counts: number of rows from each of them.
         group: the ranks that exchange.
     """
-    exchanged: Tensor = _Exchange.apply(rows, sent, received, group)  # type: ignore[no-untyped-call]
+    exchanged: Tensor = _Exchange.apply(rows, sent_counts, received_counts, group)  # type: ignore[no-untyped-call]
     return exchanged
 
 
@@ -168,19 +174,21 @@ class _Exchange(torch.autograd.Function):
     """`exchange` forwards, and backwards with the numbers of sent and received rows swapped."""
 
     @staticmethod
-    def forward(context: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
-        context.sent = sent
-        context.received = received
+    def forward(
+        context: Any, rows: Tensor, sent_counts: list[int], received_counts: list[int], group: dist.ProcessGroup
+    ) -> Tensor:
+        context.sent_counts = sent_counts
+        context.received_counts = received_counts
         context.group = group
-        return _exchanged(rows, sent, received, group)
+        return _all_to_all(rows, sent_counts, received_counts, group)
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return _exchanged(gradient, context.received, context.sent, context.group), None, None, None
+        return _all_to_all(gradient, context.received_counts, context.sent_counts, context.group), None, None, None
 
 
-def _exchanged(rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
-    """Return the rows that arrive, [sum(received), ...]; autograd sees nothing of it."""
-    arrived = rows.new_empty((sum(received), *rows.shape[1:]))
-    dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
+def _all_to_all(rows: Tensor, sent_counts: list[int], received_counts: list[int], group: dist.ProcessGroup) -> Tensor:
+    """Return the rows that arrive, [sum(received_counts), ...]; autograd sees nothing of it."""
+    arrived = rows.new_empty((sum(received_counts), *rows.shape[1:]))
+    dist.all_to_all_single(arrived, rows.contiguous(), received_counts, sent_counts, group=group)
     return arrived

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from itertools import chain
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -26,11 +26,20 @@ STATES: dict[str, tuple[str, ...]] = {
 steps for each parameter, LAMB for each group; whatever else LAMB keeps is worked out anew in every step."""
 
 
+class LossScaleState(NamedTuple):
+    """The state from which a loss scale goes on after a checkpoint."""
+
+    factor: float
+    """The factor by which losses are multiplied."""
+    steps: int
+    """Optimizer steps since the factor last changed."""
+
+
 class LossScale(ABC):
-    """The factor by which fp16 scales its losses, and the steps since it last changed."""
+    """The factor by which fp16 scales its losses; a library adapts it to overflows as training goes on."""
 
     @abstractmethod
-    def get(self) -> tuple[float, int]:
+    def get(self) -> LossScaleState:
         """Return the factor, and the steps since it last changed."""
 
     @abstractmethod
@@ -39,38 +48,42 @@ class LossScale(ABC):
 
 
 class WholeTensors(ABC):
-    """The weights and optimizer states of one engine, each whole.
+    """The weights and optimizer states of one engine, each whole: as a model on a single device would have it.
 
-    All ranks call all methods alike, because a whole tensor may have to be gathered. One tensor is whole at a time, so
-    that a rank's memory grows by no more than the largest one.
+    Ranks may hold a part of a tensor only. So all ranks call all methods alike: reading gathers the parts, and writing
+    has each rank take its own part out of the whole tensor that it is given. One tensor is whole at a time, so that a
+    rank's memory grows by no more than the largest one.
     """
 
     loss_scale: LossScale | None = None
+    """None where losses are not scaled, or by a fixed factor."""
 
-    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, kind: str) -> None:
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, optimizer_name: str) -> None:
         """Take the tensors of a model.
 
         Args:
             module: the model inside the wrapper.
             optimizer: the optimizer that updates it.
-            kind: the name of the optimizer, as in `STATES`.
+            optimizer_name: the name of the optimizer, as in `STATES`.
 
         Raises:
             RequestError: the optimizer is none of `STATES`.
         """
-        if kind not in STATES:
+        if optimizer_name not in STATES:
             raise RequestError(
-                f"train.optimizer = {shown(kind)} cannot be saved: what it keeps of a parameter is not known here, "
-                "or is another on every rank",
+                f"train.optimizer = {shown(optimizer_name)} cannot be saved: what it keeps of a parameter is not known "
+                "here, or is another on every rank",
                 valid=[f"train.optimizer = {shown(name)}" for name in STATES],
             )
         self.module = module
         self.optimizer = optimizer
-        self.kind = kind
+        self.optimizer_name = optimizer_name
         self.parameters: dict[str, nn.Parameter] = dict(module.named_parameters())
+        """Name in the model -> parameter, of which this rank may hold a part only."""
         self.trained = [name for name, parameter in self.parameters.items() if parameter.requires_grad]
-        persistent = module.state_dict().keys()
-        self.buffers = {name: buffer for name, buffer in module.named_buffers() if name in persistent}
+        """Names of the parameters that the optimizer updates."""
+        saved_names = module.state_dict().keys()  # without buffers that a module marks as not persistent
+        self.buffers = {name: buffer for name, buffer in module.named_buffers() if name in saved_names}
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of the whole parameter."""
@@ -81,16 +94,16 @@ class WholeTensors(ABC):
         """Return the whole weight that the optimizer updates, on any device."""
 
     @abstractmethod
-    def set_weight(self, name: str, whole: Tensor) -> None:
+    def set_weight(self, name: str, full_tensor: Tensor) -> None:
         """Overwrite a weight, both the one that the optimizer updates and the one that computes."""
 
     def buffer(self, name: str) -> Tensor:
         """Return one of `buffers`."""
         return self.buffers[name].detach()
 
-    def set_buffer(self, name: str, whole: Tensor) -> None:
+    def set_buffer(self, name: str, full_tensor: Tensor) -> None:
         """Overwrite one of `buffers`."""
-        self.buffers[name].copy_(whole)
+        self.buffers[name].copy_(full_tensor)
 
     @abstractmethod
     def has_state(self, name: str, key: str) -> bool:
@@ -101,7 +114,7 @@ class WholeTensors(ABC):
         """Return a whole state of a trained parameter; `key`: one of its optimizer's `STATES`."""
 
     @abstractmethod
-    def set_state(self, name: str, key: str, whole: Tensor) -> None:
+    def set_state(self, name: str, key: str, full_tensor: Tensor) -> None:
         """Overwrite a state, which `make_states` has made."""
 
     @abstractmethod
@@ -120,7 +133,7 @@ class WholeTensors(ABC):
         Raises:
             RequestError: it counts more for some parameters than for others.
         """
-        if self.kind == "lamb":
+        if self.optimizer_name == "lamb":
             counts = {int(group.get("step", 0)) for group in self.optimizer.param_groups}
         else:
             counts = {int(state["step"]) for state in self.optimizer.state.values() if "step" in state}
@@ -132,24 +145,25 @@ class WholeTensors(ABC):
             )
         return counts.pop() if counts else 0
 
-    def _make(self, holders: Iterable[Tensor], keys: Iterable[str], steps: int) -> None:
-        """Do what `make_states` says, as the optimizer's own first step would.
+    def _make_states_of(self, updated_tensors: Iterable[Tensor], keys: Iterable[str], steps: int) -> None:
+        """Replace all of the optimizer's states by new ones, all zero, as its own first step would make them.
 
         Args:
-            holders: the tensors that the optimizer keeps states of.
+            updated_tensors: the tensors that the optimizer updates and keeps states of: parameters, fp32 masters of
+                them, or flat tensors of many parameters.
             keys: the states of each.
             steps: updates that the optimizer counts from then on.
         """
-        keys = tuple(keys)
+        state_keys = tuple(keys)
         self.optimizer.state.clear()
-        for holder in holders:
-            state: dict[str, Any] = {key: torch.zeros_like(holder) for key in keys}
-            if self.kind == "adamw":
+        for tensor in updated_tensors:
+            state: dict[str, Any] = {key: torch.zeros_like(tensor) for key in state_keys}
+            if self.optimizer_name == "adamw":
                 # torch.optim keeps this count on the parameter's device where one kernel updates all parameters.
-                on_device = any(group.get("fused") for group in self.optimizer.param_groups)
-                state["step"] = torch.tensor(float(steps), device=holder.device if on_device else "cpu")
-            self.optimizer.state[holder] = state
-        if self.kind == "lamb":
+                is_fused = any(group.get("fused") for group in self.optimizer.param_groups)
+                state["step"] = torch.tensor(float(steps), device=tensor.device if is_fused else "cpu")
+            self.optimizer.state[tensor] = state
+        if self.optimizer_name == "lamb":
             for group in self.optimizer.param_groups:
                 group["step"] = steps
 
@@ -161,7 +175,7 @@ class TorchTensors(WholeTensors):
         self,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
-        kind: str,
+        optimizer_name: str,
         *,
         masters: Mapping[nn.Parameter, Tensor] | None = None,
         loss_scale: LossScale | None = None,
@@ -171,43 +185,44 @@ class TorchTensors(WholeTensors):
         Args:
             module: the model inside the wrapper.
             optimizer: the optimizer that updates it.
-            kind: the name of the optimizer, as in `STATES`.
-            masters: parameter -> the fp32 tensor that the optimizer updates, where that is another one.
+            optimizer_name: the name of the optimizer, as in `STATES`.
+            masters: parameter -> its fp32 master, a copy that the optimizer updates in its stead. None, or without a
+                parameter: the optimizer updates the parameter itself.
             loss_scale: the loss scale of fp16, if there is one.
         """
-        super().__init__(module, optimizer, kind)
+        super().__init__(module, optimizer, optimizer_name)
         self._masters = masters or {}
         self.loss_scale = loss_scale
 
-    def _updated(self, name: str) -> Tensor:
+    def _updated_tensor(self, name: str) -> Tensor:
         """Return the tensor that the optimizer updates for a parameter: its fp32 master, or the parameter itself."""
         parameter = self.parameters[name]
         return self._masters.get(parameter, parameter)
 
     def weight(self, name: str) -> Tensor:
         """Return the whole weight, gathered where it is sharded."""
-        return _whole(self._updated(name))
+        return _gathered_tensor(self._updated_tensor(name))
 
-    def set_weight(self, name: str, whole: Tensor) -> None:
+    def set_weight(self, name: str, full_tensor: Tensor) -> None:
         """Overwrite a weight; of one that is sharded each rank takes its own part."""
-        _fill(self.parameters[name], whole)
-        _fill(self._updated(name), whole)
+        _copy_into(self.parameters[name], full_tensor)
+        _copy_into(self._updated_tensor(name), full_tensor)
 
     def has_state(self, name: str, key: str) -> bool:
         """Return whether there is a state; SGD without momentum keeps None, which is none."""
-        return self.optimizer.state.get(self._updated(name), {}).get(key) is not None
+        return self.optimizer.state.get(self._updated_tensor(name), {}).get(key) is not None
 
     def state(self, name: str, key: str) -> Tensor:
         """Return the whole state, gathered where it is sharded."""
-        return _whole(self.optimizer.state[self._updated(name)][key])
+        return _gathered_tensor(self.optimizer.state[self._updated_tensor(name)][key])
 
-    def set_state(self, name: str, key: str, whole: Tensor) -> None:
+    def set_state(self, name: str, key: str, full_tensor: Tensor) -> None:
         """Overwrite a state; of one that is sharded each rank takes its own part."""
-        _fill(self.optimizer.state[self._updated(name)][key], whole)
+        _copy_into(self.optimizer.state[self._updated_tensor(name)][key], full_tensor)
 
     def make_states(self, names: Iterable[str], keys: Iterable[str], steps: int) -> None:
         """Make states of the tensors that are updated for these parameters."""
-        self._make([self._updated(name) for name in names], keys, steps)
+        self._make_states_of([self._updated_tensor(name) for name in names], keys, steps)
 
 
 class TorchLossScale(LossScale):
@@ -216,10 +231,10 @@ class TorchLossScale(LossScale):
     def __init__(self, scaler: torch.amp.GradScaler) -> None:
         self._scaler = scaler
 
-    def get(self) -> tuple[float, int]:
+    def get(self) -> LossScaleState:
         """Return the factor, and the steps since it last changed; this waits for the device."""
         state = self._scaler.state_dict()
-        return float(state["scale"]), int(state["_growth_tracker"])
+        return LossScaleState(factor=float(state["scale"]), steps=int(state["_growth_tracker"]))
 
     def set(self, factor: float, steps: int) -> None:
         """Set the factor and the steps since it last changed; all else stays as the scaler was made."""
@@ -233,7 +248,7 @@ def torch_loss_scale(scaler: torch.amp.GradScaler | None) -> LossScale | None:
     return TorchLossScale(scaler)
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _gathered_tensor(tensor: Tensor) -> Tensor:
     """Return a tensor whole on every rank, gathered where it is sharded."""
     tensor = tensor.detach()
     if not isinstance(tensor, DTensor):
@@ -243,18 +258,18 @@ def _whole(tensor: Tensor) -> Tensor:
     return gathered
 
 
-def _fill(target: Tensor, whole: Tensor) -> None:
+def _copy_into(target: Tensor, full_tensor: Tensor) -> None:
     """Copy a whole tensor into one that may be sharded: each rank takes its own part."""
     target = target.detach()
     if not isinstance(target, DTensor):
-        target.copy_(whole)
+        target.copy_(full_tensor)
         return
     # No source rank: every rank has the whole and cuts its own part out of it.
-    parts = distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)
+    parts = distribute_tensor(full_tensor, target.device_mesh, target.placements, src_data_rank=None)
     target.to_local().copy_(parts.to_local())
 
 
-def deepspeed_tensors(engine: Any, kind: str) -> WholeTensors:
+def deepspeed_tensors(engine: Any, optimizer_name: str) -> WholeTensors:
     """Return the tensors of a DeepSpeed engine, by the kind of optimizer that it has made of torch's.
 
     Raises:
@@ -267,16 +282,16 @@ def deepspeed_tensors(engine: Any, kind: str) -> WholeTensors:
     module = engine.module
     optimizer = engine.optimizer
     if isinstance(optimizer, torch.optim.Optimizer):
-        return TorchTensors(module, optimizer, kind)
+        return TorchTensors(module, optimizer, optimizer_name)
     if isinstance(optimizer, FP16_UnfusedOptimizer):
         # Stage 0 with bf16 or fp16 weights: torch's optimizer has fp32 copies of them.
         masters = dict(zip(chain(*optimizer.fp16_groups), chain(*optimizer.fp32_groups), strict=True))
         scale = _loss_scale(optimizer.loss_scale_config)
-        return TorchTensors(module, optimizer.optimizer, kind, masters=masters, loss_scale=scale)
+        return TorchTensors(module, optimizer.optimizer, optimizer_name, masters=masters, loss_scale=scale)
     if isinstance(optimizer, DeepSpeedZeroOptimizer):
-        return _Stage1Or2(module, optimizer, kind)
+        return _Stage1Or2(module, optimizer, optimizer_name)
     if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
-        return _Stage3(module, optimizer, kind)
+        return _Stage3(module, optimizer, optimizer_name)
     raise RequestError(
         f"what DeepSpeed makes of this configuration ({shown(type(optimizer).__name__)}) cannot be saved",
         next_step="Leave data_types and optimizer out of the DeepSpeed file, or do without the checkpoint",
@@ -284,10 +299,13 @@ def deepspeed_tensors(engine: Any, kind: str) -> WholeTensors:
 
 
 class _ZeroTensors(WholeTensors):
-    """Flat fp32 tensors, of which each rank holds one part."""
+    """Tensors of a ZeRO optimizer of DeepSpeed's.
 
-    def __init__(self, module: nn.Module, zero: Any, kind: str) -> None:
-        super().__init__(module, zero.optimizer, kind)
+    It updates flat fp32 tensors, each of which holds many parameters end to end; a rank has one part of each.
+    """
+
+    def __init__(self, module: nn.Module, zero: Any, optimizer_name: str) -> None:
+        super().__init__(module, zero.optimizer, optimizer_name)
         self._zero = zero
         self.loss_scale = _loss_scale(zero.loss_scaler)
 
@@ -296,30 +314,30 @@ class _ZeroTensors(WholeTensors):
 
         parameter = self.parameters[name]
         if not parameter.requires_grad:
-            return self._frozen(parameter)
-        whole: Tensor = safe_get_full_fp32_param(parameter)
-        return whole
+            return self._frozen_weight(parameter)
+        full_tensor: Tensor = safe_get_full_fp32_param(parameter)
+        return full_tensor
 
     def has_state(self, name: str, key: str) -> bool:
         """Return whether the flat tensors have this state: as they hold parameters together, all have it or none."""
         del name
-        return all(self.optimizer.state.get(flat, {}).get(key) is not None for flat in self._flat())
+        return all(self.optimizer.state.get(flat_part, {}).get(key) is not None for flat_part in self._flat_parts())
 
     def state(self, name: str, key: str) -> Tensor:
         from deepspeed.utils import safe_get_full_optimizer_state
 
-        whole: Tensor = safe_get_full_optimizer_state(self.parameters[name], key)
-        return whole
+        full_tensor: Tensor = safe_get_full_optimizer_state(self.parameters[name], key)
+        return full_tensor
 
     def make_states(self, names: Iterable[str], keys: Iterable[str], steps: int) -> None:
         """Make states of all the flat tensors, or of none where there are no names."""
-        self._make(self._flat() if list(names) else [], keys, steps)
+        self._make_states_of(self._flat_parts() if list(names) else [], keys, steps)
 
     @abstractmethod
-    def _flat(self) -> list[Tensor]:
-        """Return the tensors that the optimizer updates: this rank's parts."""
+    def _flat_parts(self) -> list[Tensor]:
+        """Return this rank's parts of the flat tensors; these the optimizer updates."""
 
-    def _frozen(self, parameter: nn.Parameter) -> Tensor:
+    def _frozen_weight(self, parameter: nn.Parameter) -> Tensor:
         """Return the whole weight of a parameter that the optimizer does not update."""
         return parameter.detach()
 
@@ -327,26 +345,26 @@ class _ZeroTensors(WholeTensors):
 class _Stage1Or2(_ZeroTensors):
     """Stages 1 and 2: weights that compute are whole on every rank; their fp32 copies and the states are not."""
 
-    def __init__(self, module: nn.Module, zero: Any, kind: str) -> None:
-        super().__init__(module, zero, kind)
+    def __init__(self, module: nn.Module, zero: Any, optimizer_name: str) -> None:
+        super().__init__(module, zero, optimizer_name)
         self._link_states()
 
-    def set_weight(self, name: str, whole: Tensor) -> None:
+    def set_weight(self, name: str, full_tensor: Tensor) -> None:
         from deepspeed.utils import safe_set_full_fp32_param
 
         parameter = self.parameters[name]
-        parameter.detach().copy_(whole)
+        parameter.detach().copy_(full_tensor)
         if parameter.requires_grad:
-            safe_set_full_fp32_param(parameter, whole)
+            safe_set_full_fp32_param(parameter, full_tensor)
 
     def make_states(self, names: Iterable[str], keys: Iterable[str], steps: int) -> None:
         super().make_states(names, keys, steps)
         self._link_states()
 
-    def set_state(self, name: str, key: str, whole: Tensor) -> None:
+    def set_state(self, name: str, key: str, full_tensor: Tensor) -> None:
         from deepspeed.utils import safe_set_full_optimizer_state
 
-        safe_set_full_optimizer_state(self.parameters[name], whole, key)
+        safe_set_full_optimizer_state(self.parameters[name], full_tensor, key)
 
     def _link_states(self) -> None:
         """Give each parameter its fragment of the states.
@@ -355,10 +373,10 @@ class _Stage1Or2(_ZeroTensors):
         (`_optimizer_step` in stage_1_and_2.py).
         """
         self._zero._hp_optimizer_states_linked = False
-        if all(self.optimizer.state.get(flat) for flat in self._flat()):
+        if all(self.optimizer.state.get(flat_part) for flat_part in self._flat_parts()):
             self._zero._lazy_init_hp_params_optimizer_state()
 
-    def _flat(self) -> list[Tensor]:
+    def _flat_parts(self) -> list[Tensor]:
         return list(self._zero.single_partition_of_fp32_groups)
 
 
@@ -369,24 +387,24 @@ class _Stage3(_ZeroTensors):
         parameter: Any = self.parameters[name]
         return tuple(parameter.ds_shape)
 
-    def set_weight(self, name: str, whole: Tensor) -> None:
+    def set_weight(self, name: str, full_tensor: Tensor) -> None:
         import deepspeed
         from deepspeed.utils import safe_set_local_fp32_param
 
         parameter = self.parameters[name]
         # Rank 0's copy is taken when the weight is partitioned again; all ranks have the same.
         with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
-            parameter.detach().copy_(whole)
+            parameter.detach().copy_(full_tensor)
         if parameter.requires_grad:
-            safe_set_local_fp32_param(parameter, self._own_part(parameter, whole))
+            safe_set_local_fp32_param(parameter, self._own_part(parameter, full_tensor))
 
-    def set_state(self, name: str, key: str, whole: Tensor) -> None:
+    def set_state(self, name: str, key: str, full_tensor: Tensor) -> None:
         from deepspeed.utils import safe_set_local_optimizer_state
 
         parameter = self.parameters[name]
-        safe_set_local_optimizer_state(parameter, self._own_part(parameter, whole), key)
+        safe_set_local_optimizer_state(parameter, self._own_part(parameter, full_tensor), key)
 
-    def _own_part(self, parameter: Any, whole: Tensor) -> Tensor:
+    def _own_part(self, parameter: Any, full_tensor: Tensor) -> Tensor:
         """Return this rank's part of a whole tensor, [elements of a part]; the last ranks' are padded with zeros.
 
         `safe_set_full_*` of DeepSpeed 0.19.8 fail for weights that do not divide over the ranks (`set_full_hp_param` in
@@ -394,15 +412,15 @@ class _Stage3(_ZeroTensors):
         """
         part_elements = parameter.partition_numel()
         begin = dist.get_rank() * part_elements
-        own_elements = whole.flatten()[begin : begin + part_elements]
+        own_elements = full_tensor.flatten()[begin : begin + part_elements]
         padded = torch.zeros(part_elements)
         padded[: len(own_elements)] = own_elements
         return padded
 
-    def _flat(self) -> list[Tensor]:
+    def _flat_parts(self) -> list[Tensor]:
         return list(self._zero.fp32_partitioned_groups_flat)
 
-    def _frozen(self, parameter: nn.Parameter) -> Tensor:
+    def _frozen_weight(self, parameter: nn.Parameter) -> Tensor:
         import deepspeed
 
         with deepspeed.zero.GatheredParameters([parameter]):
@@ -415,9 +433,9 @@ class _DeepSpeedLossScale(LossScale):
     def __init__(self, holder: Any) -> None:
         self._holder = holder
 
-    def get(self) -> tuple[float, int]:
+    def get(self) -> LossScaleState:
         steps_since_overflow = self._holder.cur_iter - self._holder.last_overflow_iter - 1
-        return float(self._holder.cur_scale), steps_since_overflow
+        return LossScaleState(factor=float(self._holder.cur_scale), steps=steps_since_overflow)
 
     def set(self, factor: float, steps: int) -> None:
         self._holder.cur_scale = factor

@@ -88,7 +88,7 @@ def doublings(series: Sequence[FigureSeries], network: Network | None) -> list[S
             if more is None:
                 continue
             pair = (fewer.trial_id, more.trial_id)
-            if pair not in test_by_trials and not fewer.unlike(more):
+            if pair not in test_by_trials and not fewer.reasons_not_to_compare(more):
                 test_by_trials[pair] = _doubling(name, gpus, fewer, more, network)
     uncorrected = list(test_by_trials.values())
     gains = corrected([doubling.test.gain for doubling in uncorrected], list(test_by_trials))
@@ -236,18 +236,18 @@ def _published_rows(series: str, counts: Collection[int]) -> list[ChartRow]:
 def _doubling(name: str, gpus: int, fewer: TrialResult, more: TrialResult, network: Network | None) -> SeriesDoubling:
     """Return the test of one doubling: of the trial `fewer` on `gpus` GPUs and the trial `more` on twice as many."""
     transfer = transfer_of(more, network)
-    looked = (fewer.looked, more.looked)
+    deciding_runs = (fewer.deciding_runs, more.deciding_runs)
     test = doubling_test(
         epochs=(fewer.comparable_costs, more.comparable_costs),
         steps=(fewer.observed_steps, more.observed_steps),
         transfer_seconds=transfer.seconds if transfer else None,
-        looked=looked,
+        deciding_runs=deciding_runs,
     )
     seconds_of_fewer = run_seconds(fewer)
     seconds_of_more = run_seconds(more)
     run_gain = None
     if seconds_of_fewer and seconds_of_more:
-        run_gain = ratio(seconds_of_fewer, seconds_of_more, looked)
+        run_gain = ratio(seconds_of_fewer, seconds_of_more, deciding_runs)
     return SeriesDoubling(
         name=name,
         gpus=gpus,

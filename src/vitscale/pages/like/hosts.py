@@ -71,7 +71,7 @@ def _test(inside: FigureSeries, spread: FigureSeries) -> HostsTest | None:
 
 
 def _may_be_compared(inside: TrialResult, spread: TrialResult) -> bool:
-    return spread.trial.world.nodes > 1 and not inside.unlike(spread)
+    return spread.trial.world.nodes > 1 and not inside.reasons_not_to_compare(spread)
 
 
 def _comparable_trials(series: FigureSeries) -> dict[int, TrialResult]:

@@ -419,7 +419,7 @@ def _compared_member(member: Member, base: Member, *, combine_unlike: bool) -> M
     if not member.trial.comparable_costs:
         reasons: tuple[str, ...] = ("it has no epoch time that may be compared",)
         return replace(member, base_gpus=base.gpus, reasons=reasons)
-    differences = base.trial.unlike(member.trial, combine_unlike)
+    differences = base.trial.reasons_not_to_compare(member.trial, combine_unlike)
     if differences:
         return replace(member, base_gpus=base.gpus, reasons=differences)
     return replace(member, base_gpus=base.gpus, against_base=times_as_fast(base.trial, member.trial))

@@ -83,7 +83,7 @@ class EmulatedAutocast:
         autocast_keys = torch._C.DispatchKeySet(_dispatch_key())
 
         def kernel(*arguments: Any, **options: Any) -> Any:
-            chosen = operation
+            target = operation
             is_off = not torch.is_autocast_enabled(self._device)
             with torch._C._ExcludeDispatchKeyGuard(autocast_keys):
                 if is_off:
@@ -91,11 +91,11 @@ class EmulatedAutocast:
                 if cast_class == "banned":
                     raise TraceError(f"aten::{name} is unsafe to autocast, and torch refuses it there")
                 if cast_class == "fp32_norm" and _is_castable(arguments[0]):
-                    chosen = getattr(torch.ops.aten.norm, _NORM_OVERLOADS[name])
+                    target = getattr(torch.ops.aten.norm, _NORM_OVERLOADS[name])
                     options["dtype"] = torch.float32
                 else:
                     arguments, options = cast_arguments(arguments, options)
-                return chosen(*arguments, **options)
+                return target(*arguments, **options)
 
         return kernel
 
@@ -203,7 +203,8 @@ def _is_castable(value: Any) -> bool:
 
 def _is_weight(tensor: Tensor) -> bool:
     """Whether its cast is kept and shared, by the rule of `cached_cast` in autocast_mode.cpp."""
-    return tensor.dtype is torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
+    is_trained_leaf = tensor.requires_grad and tensor.is_leaf
+    return is_trained_leaf and tensor.dtype is torch.float32 and not tensor._is_view()
 
 
 def _castable_tensors(arguments: Sequence[Any]) -> Iterator[Tensor]:
@@ -221,7 +222,7 @@ def _with_fp32_result(
     """Return the arguments with `dtype` fp32, where they leave it open and the first tensor is one to cast."""
     if not _is_castable(arguments[0]):
         return arguments, dict(options)
-    position = next(at for at, argument in enumerate(operation._schema.arguments) if argument.name == "dtype")
+    position = [argument.name for argument in operation._schema.arguments].index("dtype")
     is_set_by_position = position < len(arguments) and arguments[position] is not None
     if is_set_by_position or options.get("dtype") is not None:
         return arguments, dict(options)

@@ -74,8 +74,14 @@ class CardModule(_CardRecord):
 
 
 class CardPart(_CardRecord):
-    """One part of a model, in the order of forward. Bytes are those of one micro-batch, without weights, gradients of
-    weights and autocast's copies of weights, which depend on the engine."""
+    """One part of a model, in the order of forward.
+
+    Bytes are those of one micro-batch, without its images and labels, and without weights, gradients of weights and
+    autocast's copies of weights, which depend on the engine. At a moment of a part's forward or backward, the bytes
+    that are there are the sum of `kept` over this part and those before it, and the part's line for that moment. In
+    backward a line may be negative: a block's output, which counts as kept by the block that has made it, is given
+    back before that block's own backward begins.
+    """
 
     name: str
     """The block's dotted name, or "before the blocks", "between blocks", "after the blocks", "loss"."""
@@ -84,12 +90,14 @@ class CardPart(_CardRecord):
     modules: tuple[CardModule, ...] = ()
     """In the order of forward; a module that is used in several parts stands in the first."""
     kept: PerImage = PerImage()
-    """Bytes that stay from the part's forward until its backward. In the sum over parts each tensor counts once."""
+    """Bytes that the part's forward makes, and that are there when backward begins: each tensor counts once, in the
+    part that makes it. (With checkpointing a part keeps its output, which is the next block's input.)"""
     forward: tuple[PerImage, ...] = (PerImage(),)
     """Bytes beside what is kept so far (this part's `kept` included), at the moments of its forward that can be the
     highest. Which one is the highest depends on the number of images."""
     backward: tuple[PerImage, ...] = (PerImage(),)
-    """The same in its backward: gradients that are passed on, and temporaries."""
+    """The same in its backward: gradients that are passed on, temporaries (16-bit gradients of weights before autocast
+    turns them into fp32 among them), and what checkpointing computes again."""
     forward_flops: PerImage = PerImage()
     """FLOPs of the part's forward: its share of the work decides when gradients are ready to be sent."""
 

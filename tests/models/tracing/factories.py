@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch import Tensor, nn
 
@@ -65,6 +67,24 @@ def norms(num_classes: int, image_size: int) -> nn.Module:
     return Norms(num_classes)
 
 
+class Apart(nn.Module):
+    """Two blocks with a layer between them."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for width in (3, 8))
+        self.widen, self.head = nn.Linear(3, 8), nn.Linear(8, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = self.blocks[0](images.mean(dim=(2, 3)))
+        logits: Tensor = self.head(self.blocks[1](self.widen(hidden)))
+        return logits
+
+
+def apart(num_classes: int, image_size: int) -> nn.Module:
+    return Apart(num_classes)
+
+
 def built_from_values(num_classes: int, image_size: int) -> nn.Module:
     rates = [rate.item() for rate in torch.linspace(0, 1, 3)]
     return Linear(num_classes, image_size) if rates[-1] == 1 else nn.Identity()
@@ -118,3 +138,29 @@ def changing_with_the_batch(num_classes: int, image_size: int) -> nn.Module:
 
 def without_classes(num_classes: int, image_size: int) -> nn.Module:
     return Linear(num_classes + 2, image_size)
+
+
+def endless(num_classes: int, image_size: int) -> nn.Module:
+    while True:
+        torch.device("meta")
+
+
+class Huge(Linear):
+    """It takes 8 GB of address space, in plain Python."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        bytearray(8 * 10**9)
+        return super().forward(images)
+
+
+def huge(num_classes: int, image_size: int) -> nn.Module:
+    return Huge(num_classes, image_size)
+
+
+def leaving(num_classes: int, image_size: int) -> nn.Module:
+    print("what a model prints is no card")
+    raise SystemExit(3)
+
+
+def ending(num_classes: int, image_size: int) -> nn.Module:
+    os._exit(3)

@@ -6,15 +6,18 @@ import json
 import weakref
 from collections.abc import Mapping
 from contextlib import nullcontext
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitscale import models
+from vitscale.models.batch_norm import over_real_images
 from vitscale.models.blocks import blocks_of, checkpoint_block
 from vitscale.models.losses import label_losses, slot_loss
 from vitscale.models.named import AuxiliaryLogits
@@ -68,7 +71,7 @@ class RealStep(NamedTuple):
     kept_bytes: int
     """What autograd has saved, and the logits; without weights, their copies and the inputs."""
     dtypes: list[str]
-    """Operations of forward that multiply or normalise, each with the dtype of its output."""
+    """Operations of the model's forward, each with the dtype of its output."""
 
 
 class _Saved:
@@ -78,9 +81,11 @@ class _Saved:
         self.tensor = tensor.detach()  # an operation's own output would keep its graph in a cycle
 
 
-class _Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode):
+    """Notes the casts of weights, and the dtypes of results."""
+
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's has no types
         self.weights = {address(each) for each in (*model.parameters(), *model.buffers())}
         self.trained = {address(each) for each in model.parameters()}
         self.copies: list[Tensor] = []
@@ -92,7 +97,8 @@ class _Watch(TorchDispatchMode):
         if name == "_to_copy" and address(args[0]) in self.trained:
             self.copies.append(output)
         first = output[0] if isinstance(output, tuple) else output
-        if isinstance(first, Tensor) and first.is_floating_point():
+        # Hooks of saved tensors detach them.
+        if isinstance(first, Tensor) and first.is_floating_point() and name != "detach":
             self.dtypes.append(f"{name} {first.dtype}")
         return output
 
@@ -106,6 +112,8 @@ def real_step(
 ) -> RealStep:
     """Take a forward of the real model on the CPU."""
     model = models.build(spec)
+    if spec.task == "segmentation":
+        over_real_images(model, synchronised=False)
     if checkpointing:
         for block in blocks_of(model):
             checkpoint_block(block)
@@ -120,10 +128,11 @@ def real_step(
         return packed
 
     auxiliary = AuxiliaryLogits(model, spec.auxiliary_weight if spec.task == "segmentation" else 0.0)
-    watch = _Watch(model)
+    watch = Watch(model)
     with saved_tensors_hooks(pack, lambda packed: packed.tensor), watch:
         with nullcontext() if autocast is None else torch.autocast("cpu", dtype=autocast):
             logits = models.logits_of(model(batch))
+        dtypes = [*watch.dtypes]
         losses = label_losses(logits.float(), labels)
         second = auxiliary.take()
         if second is not None:
@@ -133,4 +142,22 @@ def real_step(
     others = watch.weights | {address(batch), address(labels)} | {address(copy) for copy in watch.copies}
     tensors = [*(packed.tensor for packed in saved), logits, loss]
     kept = {address(tensor): tensor.untyped_storage().nbytes() for tensor in tensors if address(tensor) not in others}
-    return RealStep(sum(kept.values()), watch.dtypes)
+    return RealStep(sum(kept.values()), dtypes)
+
+
+def real_peak_bytes(spec: ModelSpec, images: int, *, checkpointing: bool = False) -> int:
+    """The most that torch's CPU allocator hands out in a step beside weights and inputs, by torch's profiler."""
+    model = models.build(spec)
+    if checkpointing:
+        for block in blocks_of(model):
+            checkpoint_block(block)
+    batch = torch.randn(images, spec.channels, spec.image_size, spec.image_size)
+    labels = torch.zeros(images, dtype=torch.int64)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        logits = models.logits_of(model(batch))
+        loss = slot_loss(label_losses(logits.float(), labels), labels.numel(), 1, 1)
+        loss.backward()
+        del logits, loss
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes: list[int] = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return max(accumulate(changes))

@@ -1,14 +1,13 @@
-"""`python -m vitscale.models.tracing`: requests as lines of JSON on standard input, cards as lines on standard output.
+"""`python -m vitscale.models.tracing`: reads requests as lines of JSON, prints cards as lines of JSON.
 
     python -m vitscale.models.tracing --memory-bytes 8000000000 --cpu-seconds 60 < requests.jsonl
 
     {"request": {...}, "parts": [...], ...}   the card of a request
     {"error": "one sentence"}                 why there is none; never a traceback
 
-Requests are answered in their order, each as soon as it is known; the imports serve them all. Where one takes more than
-its bounds, this process may end: then that request and those behind it have no answer. What the models' own code prints
-goes to standard error. The bounds hold for each request, and for what comes after the imports of torch: the memory is
-address space beyond theirs.
+Requests are answered in their order, each as soon as it is known; they share the imports. Where a model's code ends
+this process, its request and those behind it have no answer. What models' own code prints goes to standard error. The
+bounds are on each request, beyond the imports of torch: memory is address space beyond theirs.
 """
 
 from __future__ import annotations
@@ -16,10 +15,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -31,10 +32,10 @@ class _OutOfTimeError(BaseException):
 
 
 def main(arguments: list[str]) -> int:
-    """Answer one request; return the exit code."""
+    """Answer requests until there are no more; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m vitscale.models.tracing")
-    parser.add_argument("--memory-bytes", type=int, help="address space beyond that of the imports")
-    parser.add_argument("--cpu-seconds", type=int, help="CPU time of this process")
+    parser.add_argument("--memory-bytes", type=int, help="address space of a request, beyond that of the imports")
+    parser.add_argument("--cpu-seconds", type=int, help="CPU time of a request, beyond that of the imports")
     parser.add_argument(
         "--import-folder", action="append", default=[], help="searched for modules, behind all that is installed"
     )
@@ -48,15 +49,15 @@ def main(arguments: list[str]) -> int:
 
 
 def _answer(request_json: str, memory_bytes: int | None, cpu_seconds: int | None) -> str:
-    """Return the card of a request as JSON, or an error as JSON."""
+    """Return the card of a request as JSON, or why there is none."""
     try:
         return _card_json(request_json, memory_bytes, cpu_seconds)
     except _OutOfTimeError:
         return _error_json(f"counting the model took longer than {cpu_seconds:,} CPU seconds")
-    except MemoryError:
-        return _error_json(f"counting the model took more than {memory_bytes:,} bytes of memory")
     except BaseException as error:  # the model's code may raise anything, SystemExit included
-        return _error_json(_sentence(error))
+        return _error_json(_sentence(error, memory_bytes))
+    finally:
+        _ignore_time()
 
 
 def _card_json(request_json: str, memory_bytes: int | None, cpu_seconds: int | None) -> str:
@@ -98,19 +99,26 @@ def _address_space_bytes() -> int:
 
 
 def _bound_time(cpu_seconds: int | None) -> None:
-    """Raise `_OutOfTimeError` in this process after so many more CPU seconds."""
+    """Raise `_OutOfTimeError` after so many more CPU seconds of this process."""
     if cpu_seconds is None:
         return
     signal.signal(signal.SIGXCPU, _raise_out_of_time)
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    limit = int(used.ru_utime + used.ru_stime) + cpu_seconds
+    soft_limit = math.ceil(time.process_time()) + cpu_seconds
     _, hard_limit = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, hard_limit))
+    if hard_limit != resource.RLIM_INFINITY:
+        soft_limit = min(soft_limit, hard_limit)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft_limit, hard_limit))
 
 
 def _raise_out_of_time(number: int, frame: object) -> NoReturn:
     del number, frame
+    _ignore_time()
     raise _OutOfTimeError
+
+
+def _ignore_time() -> None:
+    """Let this process come to its end: the system sends the signal again after every further second."""
+    signal.signal(signal.SIGXCPU, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
@@ -120,9 +128,10 @@ def _output_apart() -> Iterator[int]:
     output = os.dup(1)
     os.dup2(2, 1)
     try:
-        yield output
+        with contextlib.redirect_stdout(sys.stderr):
+            yield output
     finally:
-        sys.stdout.flush()
+        os.dup2(output, 1)
         os.close(output)
 
 
@@ -130,14 +139,27 @@ def _error_json(sentence: str) -> str:
     return json.dumps({"error": sentence})
 
 
-def _sentence(error: BaseException) -> str:
+def _sentence(error: BaseException, memory_bytes: int | None) -> str:
     """Return an error in one line, with its type where it has none of vitscale's messages."""
     from vitscale.errors import VitscaleError
 
+    if _is_out_of_memory(error):
+        limit = "there is" if memory_bytes is None else f"{memory_bytes:,} bytes of memory"
+        return f"counting the model took more than {limit}"
     message = " ".join(str(error).split())
     if isinstance(error, VitscaleError):
         return message
     return f"the model's code ended with {type(error).__name__}: {message[:300]}".rstrip(": ")
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error, or what caused it, is that memory has run out, in Python or in torch's CPU allocator."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, MemoryError) or "can't allocate memory" in str(cause):
+            return True
+        cause = cause.__cause__
+    return False
 
 
 if __name__ == "__main__":

@@ -36,9 +36,9 @@ class AttentionCall(NamedTuple):
     enable_gqa: bool
 
     @property
-    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+    def inputs(self) -> list[Tensor]:
         """Query, key and value."""
-        return self.query, self.key, self.value
+        return [self.query, self.key, self.value]
 
     @property
     def softmax_scale(self) -> float:
@@ -120,11 +120,12 @@ def _on_cpu(call: AttentionCall) -> Tensor:
     They are in aten/src/ATen/native/transformers/sdp_utils_cpp.cpp: flash without dropout and with a mask that takes
     no gradient, else math.
     """
-    takes_gradient = call.mask is not None and call.mask.requires_grad
     has_one_width = len({tensor.shape[-1] for tensor in call.inputs}) == 1
-    if call.dropout > 0 or takes_gradient or not has_one_width or not _is_dense(call) or not _heads_fit(call):
+    has_usual_inputs = has_one_width and _is_dense(call) and _heads_fit(call)
+    if call.dropout > 0 or not has_usual_inputs:
         return _math(call)
-    if call.mask is not None and call.mask.ndim not in (2, 4):
+    mask = call.mask
+    if mask is not None and (mask.requires_grad or mask.ndim not in (2, 4)):
         return _math(call)
     output: Tensor = aten._scaled_dot_product_flash_attention_for_cpu(
         *call.inputs, call.dropout, call.is_causal, attn_mask=_additive_mask(call), scale=call.scale
@@ -140,9 +141,9 @@ def _is_dense(call: AttentionCall) -> bool:
 
 def _heads_fit(call: AttentionCall) -> bool:
     """Whether query, key and value have the same images and heads; with `enable_gqa` several queries share a key."""
-    batches = {tensor.shape[0] for tensor in call.inputs}
+    image_counts = {tensor.shape[0] for tensor in call.inputs}
     heads, key_heads, value_heads = (tensor.shape[1] for tensor in call.inputs)
-    if len(batches) > 1:
+    if len(image_counts) > 1:
         return False
     if call.enable_gqa:
         return heads % key_heads == 0 and heads % value_heads == 0

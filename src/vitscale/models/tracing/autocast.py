@@ -4,13 +4,17 @@ torch casts only tensors of the device for which autocast is on, and meta is non
 its own at an autocast key that this torch has none at (that of HPU), and switches that key on for all tensors. The
 kernels follow the target device's lists (`autocast_lists`). As in torch, the cast of a weight is kept and shared until
 the outermost context ends, and a kernel's inner operations are not cast again.
+
+Models ask torch whether autocast is on, and switch it off for a while, by the name of their tensors' device. So torch's
+own switch for the target device is set too, the kernels heed it, and "meta" stands for that device (`named_as_meta`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -59,14 +63,15 @@ class EmulatedAutocast:
     @contextmanager
     def active(self) -> Iterator[None]:
         """The context of a forward, or of a part of it that is computed again in backward."""
-        was_enabled = torch.is_autocast_enabled(_KEY_DEVICE)
-        torch.set_autocast_enabled(_KEY_DEVICE, True)
         self._depth += 1
         try:
-            with torch._C._IncludeDispatchKeyGuard(torch._C.DispatchKey.AutocastHPU), on_meta(self._dtype):
+            with ExitStack() as stack:
+                stack.enter_context(_switched_on(_KEY_DEVICE, self._dtype))
+                stack.enter_context(_switched_on(self._device, self._dtype))
+                stack.enter_context(torch._C._IncludeDispatchKeyGuard(_dispatch_key()))
+                stack.enter_context(on_meta(self._dtype))
                 yield
         finally:
-            torch.set_autocast_enabled(_KEY_DEVICE, was_enabled)
             self._depth -= 1
             if self._depth == 0:
                 self._copies.clear()
@@ -75,19 +80,22 @@ class EmulatedAutocast:
         """Return the kernel of an operation: it casts the arguments, and calls the operation without autocast."""
         operation = _operation(name)
         cast_arguments = self._argument_caster(operation, cast_class)
+        autocast_keys = torch._C.DispatchKeySet(_dispatch_key())
 
         def kernel(*arguments: Any, **options: Any) -> Any:
-            if cast_class == "banned":
-                raise TraceError(f"aten::{name} is unsafe to autocast, and torch refuses it there")
-            autocast = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastHPU)
-            chosen = operation
-            with torch._C._ExcludeDispatchKeyGuard(autocast):
+            target = operation
+            is_off = not torch.is_autocast_enabled(self._device)
+            with torch._C._ExcludeDispatchKeyGuard(autocast_keys):
+                if is_off:
+                    return operation(*arguments, **options)
+                if cast_class == "banned":
+                    raise TraceError(f"aten::{name} is unsafe to autocast, and torch refuses it there")
                 if cast_class == "fp32_norm" and _is_castable(arguments[0]):
-                    chosen = getattr(torch.ops.aten.norm, _NORM_OVERLOADS[name])
+                    target = getattr(torch.ops.aten.norm, _NORM_OVERLOADS[name])
                     options["dtype"] = torch.float32
                 else:
                     arguments, options = cast_arguments(arguments, options)
-                return chosen(*arguments, **options)
+                return target(*arguments, **options)
 
         return kernel
 
@@ -134,6 +142,53 @@ class EmulatedAutocast:
         return pair[1]
 
 
+@contextmanager
+def _switched_on(device: str, dtype: torch.dtype) -> Iterator[None]:
+    """The context in which torch's own switch for autocast on a device is on."""
+    was_enabled = torch.is_autocast_enabled(device)
+    dtype_before = torch.get_autocast_dtype(device)
+    torch.set_autocast_enabled(device, True)
+    torch.set_autocast_dtype(device, dtype)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device, was_enabled)
+        torch.set_autocast_dtype(device, dtype_before)
+
+
+@contextmanager
+def named_as_meta(device: Literal["cpu", "cuda"]) -> Iterator[None]:
+    """The context in which torch's questions about autocast on "meta", which it refuses, are about `device`."""
+    begin_autocast = torch.autocast.__init__
+
+    def begin(autocast: torch.autocast, device_type: str, *arguments: Any, **options: Any) -> None:
+        begin_autocast(autocast, _target(device_type), *arguments, **options)
+
+    def _target(device_type: str) -> str:
+        return device if device_type == "meta" else device_type
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(torch.autocast, "__init__", begin))
+        for name in ("is_autocast_enabled", "get_autocast_dtype"):
+            stack.enter_context(patch.object(torch, name, _asking_about(getattr(torch, name), _target)))
+        yield
+
+
+def _asking_about(question: Callable[..., Any], target: Callable[[str], str]) -> Callable[..., Any]:
+    """Return a function of torch that takes a device's type, asked about the device that `target` names."""
+
+    def ask(*device_types: str) -> Any:  # `is_autocast_enabled` also takes none
+        return question(*map(target, device_types))
+
+    return ask
+
+
+def _dispatch_key() -> torch._C.DispatchKey:
+    """Return the autocast key that the kernels are at; torch's type stubs leave it out."""
+    key: torch._C.DispatchKey = getattr(torch._C.DispatchKey, _KEY)
+    return key
+
+
 def _operation(name: str) -> Any:
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
@@ -148,7 +203,8 @@ def _is_castable(value: Any) -> bool:
 
 def _is_weight(tensor: Tensor) -> bool:
     """Whether its cast is kept and shared, by the rule of `cached_cast` in autocast_mode.cpp."""
-    return tensor.dtype is torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
+    is_trained_leaf = tensor.requires_grad and tensor.is_leaf
+    return is_trained_leaf and tensor.dtype is torch.float32 and not tensor._is_view()
 
 
 def _castable_tensors(arguments: Sequence[Any]) -> Iterator[Tensor]:
@@ -166,7 +222,7 @@ def _with_fp32_result(
     """Return the arguments with `dtype` fp32, where they leave it open and the first tensor is one to cast."""
     if not _is_castable(arguments[0]):
         return arguments, dict(options)
-    position = next(at for at, argument in enumerate(operation._schema.arguments) if argument.name == "dtype")
+    position = [argument.name for argument in operation._schema.arguments].index("dtype")
     is_set_by_position = position < len(arguments) and arguments[position] is not None
     if is_set_by_position or options.get("dtype") is not None:
         return arguments, dict(options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -51,7 +51,7 @@ def card(request: TraceRequest, model: nn.Module, pair: TracePair, versions: dic
         request=request,
         versions=versions,
         parts=tuple(_parts(model, pair)),
-        frozen_elements=sum(each.numel() for each in model.parameters() if not each.requires_grad),
+        frozen_elements=_frozen_elements(model),
         buffer_bytes=sum(buffer.numel() * buffer.element_size() for buffer in model.buffers()),
         batch_norm_channels=tuple(pair.few.batch_norm_channels),
         logits=line(pair.few.logits_bytes, pair.many.logits_bytes),
@@ -61,30 +61,46 @@ def card(request: TraceRequest, model: nn.Module, pair: TracePair, versions: dic
     )
 
 
+def _frozen_elements(model: nn.Module) -> int:
+    """Return the elements of parameters that are not trained."""
+    return sum(parameter.numel() for parameter in model.parameters() if not parameter.requires_grad)
+
+
 def _parts(model: nn.Module, pair: TracePair) -> Iterator[CardPart]:
     """Yield the parts of the card; stretches between blocks that only take views are left out."""
     memory = _MemoryLines.of(pair)
     modules = _modules_by_part(model, pair.few)
     parts_with_storages = {storage.part for storage in pair.few.storages}
-    last_block = max((at for at, part in enumerate(pair.few.parts) if part.block), default=-1)
-    for at, part in enumerate(pair.few.parts):
-        is_empty = not modules[at] and at not in parts_with_storages
+    last_block = _last_block(pair.few)
+    for index, part in enumerate(pair.few.parts):
+        is_empty = not modules[index] and index not in parts_with_storages
         if part.name == BETWEEN_BLOCKS and is_empty:
             continue
-        is_behind = part.name in (BETWEEN_BLOCKS, LOSS) and at > last_block
+        is_behind = part.name in (BETWEEN_BLOCKS, LOSS) and index > last_block
         yield CardPart(
             name=AFTER_BLOCKS if is_behind and part.name == BETWEEN_BLOCKS else part.name,
             block=-1 if is_behind else part.block,
-            modules=tuple(modules[at]),
-            kept=memory.kept[at],
-            forward=upper_envelope(memory.forward[at]) or (PerImage(),),
-            backward=upper_envelope(memory.backward[at]) or (PerImage(),),
-            forward_flops=_part_flops(pair, at),
+            modules=tuple(modules[index]),
+            kept=memory.kept[index],
+            forward=upper_envelope(memory.forward[index]) or (PerImage(),),
+            backward=upper_envelope(memory.backward[index]) or (PerImage(),),
+            forward_flops=_part_flops(pair, index),
         )
 
 
+def _last_block(recording: Recording) -> int:
+    """Return the index of the last part that is a block; -1 where none is."""
+    blocks = [index for index, part in enumerate(recording.parts) if part.block > 0]
+    return max(blocks, default=-1)
+
+
 class _MemoryLines(NamedTuple):
-    """Bytes by part; in lists with one item for each part."""
+    """Bytes by part; in lists with one item for each part.
+
+    At any moment of a part's forward or backward, the bytes that are there are what this part and those before it keep,
+    and the part's line beside it. A line may be negative: in backward the output of a block is given back before the
+    block's own backward begins, though it counts as kept by the block that has made it.
+    """
 
     kept: list[PerImage]
     forward: list[list[PerImage]]
@@ -134,12 +150,12 @@ def _modules_by_part(model: nn.Module, recording: Recording) -> list[list[CardMo
     part_of_module: dict[str, int] = {}
     for parameter_name, part in recording.parameter_uses.items():
         part_of_module.setdefault(parameter_name.rpartition(".")[0], part)
-    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    trained = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
     for module_name, part in part_of_module.items():
         module = model.get_submodule(module_name)
-        own_names = [f"{module_name}.{own}".lstrip(".") for own, _ in module.named_parameters(recurse=False)]
+        full_names = [name for name, _ in module.named_parameters(prefix=module_name, recurse=False)]
         # A tensor that two modules share has one name in the whole model, that of its first module.
-        names = [name for name in own_names if name in trained]
+        names = [name for name in full_names if name in trained]
         if names:
             card_module = CardModule(
                 name=module_name,
@@ -153,7 +169,7 @@ def _modules_by_part(model: nn.Module, recording: Recording) -> list[list[CardMo
 
 def _part_flops(pair: TracePair, part: int) -> PerImage:
     """Return the FLOPs of a part's forward."""
-    few, many = (sum(_flops(each) for each in _forward_of(recording, part)) for recording in pair)
+    few, many = (_sum_of_flops(_forward_of(recording, part)) for recording in pair)
     return line(few, many)
 
 
@@ -179,9 +195,14 @@ def _totals_by_kind(recording: Recording, *, is_backward: bool) -> dict[str, int
 
 
 def _recomputed_flops(pair: TracePair) -> PerImage:
-    few, many = (sum(_flops(each) for each in recording.operations if each.is_recomputed) for recording in pair)
+    """Return the FLOPs that checkpointing computes again in backward."""
+    few, many = (_sum_of_flops(_recomputed(recording)) for recording in pair)
     return line(few, many)
 
 
-def _flops(operation: Operation) -> int:
-    return 0 if operation.flops is None else operation.flops.flops
+def _recomputed(recording: Recording) -> Iterator[Operation]:
+    return (operation for operation in recording.operations if operation.is_recomputed)
+
+
+def _sum_of_flops(operations: Iterable[Operation]) -> int:
+    return sum(operation.flops.flops for operation in operations if operation.flops is not None)

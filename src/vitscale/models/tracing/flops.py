@@ -79,14 +79,14 @@ def _kernel_flops(weight: Tensor, positions: Tensor) -> int:
 def _attention(arguments: tuple[Any, ...], output: Any) -> int:
     del output
     query, key, value = arguments[:3]
-    products = query.shape[-1] + value.shape[-1]
+    products: int = query.shape[-1] + value.shape[-1]
     return _scores(query, key) * products
 
 
 def _attention_backward(arguments: tuple[Any, ...], output: Any) -> int:
     del output
     _, query, key, value = arguments[:4]
-    products = 3 * query.shape[-1] + 2 * value.shape[-1]
+    products: int = 3 * query.shape[-1] + 2 * value.shape[-1]
     return _scores(query, key) * products
 
 

@@ -29,12 +29,12 @@ def upper_envelope(lines: Iterable[PerImage]) -> tuple[PerImage, ...]:
 
     Example: of 100 + n, 50 + 10n and 60 + 5n the last one is nowhere the highest.
     """
-    steepest_last = sorted(set(lines), key=lambda each: (each.per_image, each.fixed))
+    steepest_last = sorted(set(lines), key=lambda amount: (amount.per_image, amount.fixed))
     hull: list[PerImage] = []
     for candidate in steepest_last:
         while hull and candidate.of(1) >= hull[-1].of(1):
             hull.pop()
-        while len(hull) > 1 and _passes(hull[-2], candidate) <= _passes(hull[-2], hull[-1]):
+        while len(hull) > 1 and _passes(hull[-1], candidate) <= _passes(hull[-2], hull[-1]):
             hull.pop()
         hull.append(candidate)
     return tuple(hull)

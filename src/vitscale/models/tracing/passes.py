@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from vitscale.models.blocks import blocks_of
 from vitscale.models.losses import label_losses, slot_loss, tally
 from vitscale.models.named import AuxiliaryLogits
 from vitscale.models.tracing.attention import attention_of
-from vitscale.models.tracing.autocast import EmulatedAutocast
+from vitscale.models.tracing.autocast import EmulatedAutocast, named_as_meta
 from vitscale.models.tracing.building import DTYPES, checkpoint_blocks
 from vitscale.models.tracing.errors import TraceError
 from vitscale.models.tracing.recorder import Recorder, Recording
@@ -25,6 +26,15 @@ BEFORE_BLOCKS = "before the blocks"
 BETWEEN_BLOCKS = "between blocks"
 AFTER_BLOCKS = "after the blocks"
 LOSS = "loss"
+
+
+class _Batch(NamedTuple):
+    """A micro-batch."""
+
+    images: Tensor
+    """[n, c, H, W] in the weights' dtype."""
+    labels: Tensor
+    """[n], or [n, H, W] in segmentation."""
 
 
 class TracedPasses:
@@ -57,6 +67,7 @@ class TracedPasses:
         try:
             with ExitStack() as stack:
                 stack.enter_context(attention_of(self._request.device))
+                stack.enter_context(named_as_meta(self._request.device))
                 if self._autocast is not None:
                     stack.enter_context(self._autocast.installed())
                 stack.enter_context(self._parts_followed(recorder))
@@ -72,16 +83,17 @@ class TracedPasses:
 
     def without_gradient(self) -> list[nn.Parameter]:
         """Return the parameters to be trained that the last pass gave no gradient."""
-        return [each for each in self._model.parameters() if each.requires_grad and each.grad is None]
+        trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        return [parameter for parameter in trained if parameter.grad is None]
 
-    def _batch(self, images: int) -> tuple[Tensor, Tensor]:
-        """Return images [n, c, H, W] in the weights' dtype, and labels [n], or [n, H, W] in segmentation."""
+    def _batch(self, images: int) -> _Batch:
+        """Return a micro-batch of so many images on meta."""
         spec = self._request.model
         side = spec.image_size
         dtype = DTYPES[self._request.weight_dtype]
         labels_shape = (images, side, side) if spec.task == "segmentation" else (images,)
         pixels = torch.empty(images, spec.channels, side, side, dtype=dtype, device="meta")
-        return pixels, torch.empty(labels_shape, dtype=torch.int64, device="meta")
+        return _Batch(pixels, torch.empty(labels_shape, dtype=torch.int64, device="meta"))
 
     def _forward_and_backward(self, recorder: Recorder, images: Tensor, labels: Tensor) -> None:
         """Do what `Engine.micro_step` and `Passes.micro_step` do with a micro-batch."""

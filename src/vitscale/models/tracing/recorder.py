@@ -88,7 +88,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, model: nn.Module, inputs: Iterable[Tensor]) -> None:
         """The storages of parameters, buffers and `inputs` are there before, and not recorded."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's has no types
         self.recording = Recording()
         self.attempted: str | None = None
         """The operation that has begun and not returned; after an error the one that raised it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import sys
 import traceback
 from pathlib import Path
 
@@ -38,7 +37,7 @@ def trace(request: TraceRequest) -> ModelCard:
     model = meta_model(request)
     passes = TracedPasses(model, request)
     pair = _traced_pair(passes)
-    return card(request, model, pair, _versions())
+    return card(request, model, pair, _versions(model))
 
 
 def _traced_pair(passes: TracedPasses) -> TracePair:
@@ -88,7 +87,8 @@ def _place(error: Exception) -> str:
     return f"{Path(foreign[-1].filename).name}, line {foreign[-1].lineno}"
 
 
-def _versions() -> dict[str, str]:
-    """Library or "tracer" -> version, of those libraries that are loaded: the others have not built the model."""
-    versions = {library: importlib.metadata.version(library) for library in _LIBRARIES if library in sys.modules}
-    return versions | {"tracer": TRACER_VERSION}
+def _versions(model: nn.Module) -> dict[str, str]:
+    """Library or "tracer" -> version, of the libraries whose modules the model is made of."""
+    packages = {type(module).__module__.partition(".")[0] for module in model.modules()}
+    libraries = [library for library in _LIBRARIES if library in {"torch", *packages}]
+    return {library: importlib.metadata.version(library) for library in libraries} | {"tracer": TRACER_VERSION}

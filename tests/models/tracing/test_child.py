@@ -31,7 +31,6 @@ def answers(*specs: ModelSpec, options: tuple[str, ...] = ()) -> list[dict[str, 
         timeout=120,
     )
     assert "Traceback" not in process.stderr
-    assert process.returncode == 0
     return [json.loads(line) for line in process.stdout.splitlines()]
 
 
@@ -48,7 +47,7 @@ def test_a_process_prints_the_card_that_trace_returns() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("endless", ("--cpu-seconds", "1"), "counting the model took longer than 1 CPU seconds"),
+        ("endless", ("--cpu-seconds", "4"), "counting the model took longer than 4 CPU seconds"),
         ("huge", ("--memory-bytes", "2000000000"), "counting the model took more than 2,000,000,000 bytes of memory"),
     ],
 )

@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+VISION := $(VENV)-vision
 PARALLEL = $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder
 CHECKS = $(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/lint-imports
 
@@ -22,16 +23,21 @@ docs: install
 
 # Tests wait for hosts, clusters and ranks now and then, so there are more of them at once than cores. The checks run
 # beside them; what they say comes last. Beside the tests marked alone, which measure times, run only those that compute,
-# in the time that the former leave; SIGUSR1 tells them that nothing is measured any more.
-test: install
-	@failed=0; checks=$$(mktemp); computed=$$(mktemp); { $(CHECKS); } > $$checks 2>&1 & checking=$$!; computing=; \
-	trap 'exit 130' INT TERM; trap 'kill $$checking $$computing 2> /dev/null; rm -f $$checks $$computed' EXIT; \
+# in the time that the former leave; SIGUSR1 tells them that nothing is measured any more. Models of timm and torchvision
+# are tested beside the first part, in an environment of their own.
+test: install $(VISION)/.installed
+	@failed=0; checks=$$(mktemp); computed=$$(mktemp); seen=$$(mktemp); { $(CHECKS); } > $$checks 2>&1 & checking=$$!; \
+	computing=; seeing=; \
+	trap 'exit 130' INT TERM; \
+	trap 'kill $$checking $$computing $$seeing 2> /dev/null; rm -f $$checks $$computed $$seen' EXIT; \
+	if [ -e $(VISION)/.installed ]; then $(VISION)/bin/python -m pytest tests/vision > $$seen 2>&1 & seeing=$$!; fi; \
 	$(PARALLEL) -n 5 -m "not alone and not computing" || failed=1; \
+	[ -z "$$seeing" ] || wait $$seeing || failed=1; seeing=; \
 	wait $$checking || failed=1; checking=; \
 	trap '' USR1; $(PARALLEL) -n 2 -m computing > $$computed 2>&1 & computing=$$!; trap - USR1; \
 	$(BIN)/python -m pytest -m alone $(sort $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)) || failed=1; \
 	kill -USR1 $$computing 2> /dev/null; wait $$computing || failed=1; computing=; \
-	cat $$computed $$checks; \
+	cat $$seen $$computed $$checks; \
 	exit $$failed
 
 nightly: install
@@ -59,5 +65,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt tools/check_torch_build.py
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
+# It may fail to be made, which leaves those tests out; the program says why.
+$(VISION)/.installed: $(VENV)/.installed tools/make_vision_environment.py $(wildcard tools/vision_environment/*)
+	$(BIN)/python tools/make_vision_environment.py $(VENV) $(VISION)
+
 clean:
-	rm -rf $(VENV) demo build dist
+	rm -rf $(VENV) $(VISION) demo build dist

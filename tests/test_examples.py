@@ -52,6 +52,7 @@ def changed(example: str, **changes: str) -> str:
 def test_every_example_is_tested() -> None:
     """Those for several hosts under tests/lab and tests/runner."""
     assert {path.name for path in EXAMPLES.iterdir()} == {
+        "models_by_name",  # tests/vision
         "own_models",
         "own_script",
         "packed_and_spread.toml",

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 PROGRAM = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$LOG"
 case "$(basename "$0") $*" in
+    *"tests/vision"*) echo "seen, $VISION_TESTS"; exit $VISION_TESTS ;;
     *"not alone"*) exit $FIRST ;;
     *"-m alone"*) exit $SECOND ;;
     *"-m computing"*) echo "computed, $THIRD"; exit $THIRD ;;
@@ -56,7 +57,7 @@ def test_all_parts_run_and_each_fails_the_whole(
     assert f"computed, {third}" in make.stdout
     assert f"mypy says {checks}" in make.stdout
     log = (tmp_path / "log").read_text().splitlines()
-    parts = [line.rpartition("-m ")[2].split(" tests/") for line in log if "pytest" in line]
+    parts = [line.rpartition("-m ")[2].split(" tests/") for line in log if "-m pytest" in line]
     # Those that compute begin beside those that measure: which is noted first is chance.
     assert [part[0] for part in parts[:1]] == ["not alone and not computing"]
     assert sorted(part[0] for part in parts[1:]) == ["alone", "computing"]
@@ -64,6 +65,26 @@ def test_all_parts_run_and_each_fails_the_whole(
     marked = [path for path in (ROOT / "tests").rglob("test_*.py") if re.search(r"mark[.]alone", path.read_text())]
     assert sorted(f"tests/{path}" for path in lone[1:]) == sorted(str(path.relative_to(ROOT)) for path in marked)
     assert log.index("mypy ") < log.index(next(line for line in log if "-m alone" in line))
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_models_of_other_libraries_are_tested_where_their_environment_could_be_made(
+    tmp_path: Path, environment: dict[str, str], code: int
+) -> None:
+    (tmp_path / "venv-vision/bin").mkdir(parents=True)
+    shutil.copy(tmp_path / "venv/bin/python", tmp_path / "venv-vision/bin/python")
+    (tmp_path / "venv-vision/.installed").touch()
+    others = dict.fromkeys(("FIRST", "SECOND", "THIRD", "FOURTH"), "0")
+    make = subprocess.run(
+        [str(shutil.which("make")), "test", f"VENV={tmp_path / 'venv'}"],
+        cwd=ROOT,
+        env=environment | others | {"VISION_TESTS": str(code)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (make.returncode != 0) == (code > 0), make.stdout + make.stderr
+    assert f"seen, {code}" in make.stdout
 
 
 def test_what_yields_takes_its_share_of_a_busy_machine_when_it_is_told() -> None:

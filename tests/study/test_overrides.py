@@ -211,6 +211,6 @@ def test_engines_launchers_and_models_of_other_programs(tmp_path: Path) -> None:
         find_launcher("mpi")
     write_study(tmp_path)
     resnet = StudyFile.read(tmp_path / "study.toml", overrides=["model.name=resnet50"])
-    with pytest.raises(RequestError, match=r"vitscale has no resnet50 of its own: write factory = "):
+    with pytest.raises(RequestError, match=r'Write name = "timm/resnet50" or "torchvision/resnet50"'):
         plan(resnet, EIGHT_CORES, lambda _: summary())
     assert isinstance(resnet.study, Study)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor, nn
 
 from vitscale.errors import RequestError, shown
-from vitscale.models import hub, named
+from vitscale.models import hub, libraries, named
 from vitscale.models.hub import refuse_other_sizes
 from vitscale.trial.model_spec import ModelSpec
 
@@ -85,6 +85,8 @@ BUILDERS: Mapping[str, Callable[[ModelSpec], nn.Module]] = {
 
 
 def _named(spec: ModelSpec) -> Callable[[ModelSpec], nn.Module]:
+    if spec.library is not None:
+        return libraries.build_library
     if spec.task == "segmentation":
         return named.build_named_segmentation
     return named.VisionTransformer if spec.depths is None else named.build_swin
@@ -100,17 +102,21 @@ def build(spec: ModelSpec) -> nn.Module:
     """
     key = next(key for key in BUILDERS if getattr(spec, key) is not None)
     model = BUILDERS[key](spec)
-    if spec.weights is not None:
+    if spec.weights is not None and spec.library is not None:
+        libraries.load_library_weights(model, spec.weights, spec.library)
+    elif spec.weights is not None:
         hub.load_weights(model, spec.weights)
     return model.train()
 
 
 def preload(spec: ModelSpec) -> None:
     """Imports the model's library now, so that its seconds count as imports and not as building the model."""
+    if spec.library is not None:
+        libraries.preload(spec.library)
     # Naming the class loads its module, and most of transformers with it.
     if spec.depths is not None:
         _ = named.quiet_transformers().Swinv2ForImageClassification
-    if spec.name is not None and spec.task == "segmentation":
+    if spec.own_name is not None and spec.task == "segmentation":
         _ = named.quiet_transformers().UperNetForSemanticSegmentation
     if spec.hf is not None:
         _ = hub.auto_class(spec)

@@ -87,6 +87,37 @@ class BatchNorm(_BatchNorm):
         """Accepts any number of dimensions: each module that is replaced would check for its own."""
 
 
+class BatchNormAct(BatchNorm):
+    """The same for timm's `BatchNormAct2d`: dropout and an activation follow the norm."""
+
+    def __init__(self, like: _BatchNorm, *, synchronised: bool) -> None:
+        """Takes over the tensors of `like`, its dropout and its activation."""
+        super().__init__(like, synchronised=synchronised)
+        self.drop: nn.Module = like.get_submodule("drop")
+        self.act: nn.Module = like.get_submodule("act")
+
+    @override
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalises [b, C, H, W] and applies the activation; the shape stays.
+
+        Raises:
+            RequestError: as `BatchNorm.forward`.
+        """
+        activated: Tensor = self.act(self.drop(super().forward(input)))
+        return activated
+
+
+def _replacement(norm: _BatchNorm) -> type[BatchNorm] | None:
+    """Return the class that stands for a batch norm; None where its class has a forward of its own."""
+    kind = type(norm)
+    is_of_timm = kind.__module__ == "timm.layers.norm_act" and kind.__name__ == "BatchNormAct2d"
+    if is_of_timm or kind is BatchNormAct:
+        return BatchNormAct
+    if kind.forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward, BatchNorm.forward):
+        return BatchNorm
+    return None
+
+
 class _Synchronised(torch.autograd.Function):
     """Batch norm over all images of a group of ranks: one all-reduce in forward, one in backward, both in float64.
 
@@ -175,13 +206,14 @@ def over_real_images(model: nn.Module, *, synchronised: bool) -> None:
         for name, child in list(parent.named_children()):
             if not isinstance(child, _BatchNorm):
                 continue
-            if type(child).forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward, BatchNorm.forward):
+            replacement = _replacement(child)
+            if replacement is None:
                 what = f"{shown(f'{path}.{name}'.strip('.'))} is a batch norm with a forward of its own"
                 raise RequestError(
                     f"{what}, {shown(type(child).__name__)}, and norms are replaced here to leave padding out",
                     next_step="Use torch's own batch norms, with what that forward does besides in modules behind them",
                 )
-            setattr(parent, name, BatchNorm(child, synchronised=synchronised))
+            setattr(parent, name, replacement(child, synchronised=synchronised))
     # `DistributedDataParallel` reads this, whoever wraps the model in one.
     names = [name for name, _ in model.named_buffers()]
     nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)

@@ -18,6 +18,8 @@ from torch.func import functional_call
 from torch.nn.functional import interpolate
 
 from vitscale.errors import RequestError, shown
+from vitscale.models import backbones
+from vitscale.models.forward_pass import forward_once, meta_tensors
 from vitscale.models.named import AuxiliaryLogits, quiet_transformers
 from vitscale.trial.model_spec import ModelSpec, hf_shape, read_config
 
@@ -31,7 +33,7 @@ def freeze_unused(model: nn.Module, spec: ModelSpec) -> None:
 
     Raises `RequestError` where the logits are not `[b, spec.num_classes]`, or `[b, spec.num_classes, h, w]`.
     """
-    stand_ins = _stand_ins(model)
+    stand_ins = meta_tensors(model)
     images = torch.empty(2, spec.channels, spec.image_size, spec.image_size, device="meta")
     auxiliary = AuxiliaryLogits(model, None)
     try:
@@ -46,7 +48,7 @@ def freeze_unused(model: nn.Module, spec: ModelSpec) -> None:
     finally:
         auxiliary.close()
     if logits.shape[:2] != (2, spec.num_classes) or logits.ndim != (4 if spec.task == "segmentation" else 2):
-        what = f"the model {shown(spec.hf)} gives logits of shape {tuple(logits.shape)} for 2 images"
+        what = f"the model {shown(spec.hf or spec.name)} gives logits of shape {tuple(logits.shape)} for 2 images"
         raise RequestError(what, valid=[(2, spec.num_classes)])
     unused = {name for name, gradient in zip(wanted, gradients, strict=True) if gradient is None}
     for name, parameter in model.named_parameters():
@@ -63,7 +65,7 @@ def refuse_other_sizes(model: nn.Module, spec: ModelSpec) -> None:
     Raises:
         RequestError: the model labels the pixels of such a square, but not those of a picture of 4 : 3.
     """
-    side, training, stand_ins = spec.image_size, model.training, _stand_ins(model)
+    side, training, stand_ins = spec.image_size, model.training, meta_tensors(model)
     model.eval()
     try:
         for width in (side, side * 4 // 3):
@@ -82,18 +84,29 @@ def refuse_other_sizes(model: nn.Module, spec: ModelSpec) -> None:
         model.train(training)
 
 
-def _stand_ins(model: nn.Module) -> dict[str, Tensor]:
-    return {
-        name: torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]
-    }
+def check_images(model: nn.Module, spec: ModelSpec) -> None:
+    """Refuse a foreign model that does not take images of the spec's size and channels, before it is wrapped.
+
+    Raises:
+        RequestError: its forward fails; the message has the library's own reason.
+    """
+    try:
+        forward_once(model, (2, spec.channels, spec.image_size, spec.image_size))
+    except Exception as error:  # a foreign forward fails with errors of any type
+        reason = textwrap.shorten(str(error), 300, placeholder=" ...")
+        size = f"{spec.image_size} x {spec.image_size} pixels in {spec.channels} channels"
+        raise RequestError(
+            f"the model {shown(spec.hf or spec.name)} does not take images of {size}: {type(error).__name__}: {reason}",
+            next_step="Set another model.image_size, or name another model",
+        ) from error
 
 
 def build_hf(spec: ModelSpec) -> nn.Module:
     """The architecture that `spec.hf` describes, at the spec's image size, channels and class count.
 
-    No code from the folder or the hub is run, and no weights are read. Parameters that classification does not use
-    (DINOv2's mask token) are frozen, for DDP waits for the gradient of every other one.
+    Where transformers has no model of the type with a head for the task, its backbone gets one: a linear layer on its
+    pooled output, or UperNet. No code from the folder or the hub is run, and no weights are read. Parameters that the
+    task does not use (DINOv2's mask token) are frozen, for DDP waits for the gradient of every other one.
 
     Raises:
         RequestError: the configuration describes no model that can be built.
@@ -101,17 +114,39 @@ def build_hf(spec: ModelSpec) -> nn.Module:
     transformers = quiet_transformers()
     config = _configuration(transformers, spec)
     try:
-        model: nn.Module = auto_class(spec).from_config(
-            config,
-            # Both are set here: the configuration itself may ask for 16-bit weights or name a kernel to download.
-            dtype=torch.float32,
-            attn_implementation=_attention(spec, config),
-            trust_remote_code=False,
-        )
+        model = _with_head(spec, config)
     except Exception as error:  # a foreign configuration fails inside the library, with errors of any type
         raise _refused(spec, "describes no model that can be built", error) from error
+    if spec.task == "classification":
+        check_images(model, spec)
     freeze_unused(model, spec)
     return model
+
+
+def _with_head(spec: ModelSpec, config: Any) -> nn.Module:
+    """Return the model with transformers' own head for the task, else its backbone with a head on it."""
+    transformers = quiet_transformers()
+    has_own_head = type(config) in auto_class(spec)._model_mapping
+    if has_own_head:
+        if spec.task == "segmentation":
+            backbones.set_four_maps(config)
+        return _from_configuration(auto_class(spec), config)
+    if spec.task == "segmentation":
+        if type(config) in transformers.AutoBackbone._model_mapping:
+            config = backbones.upernet_configuration(
+                config, classes=spec.num_classes or 0, auxiliary_head=spec.auxiliary_weight != 0
+            )
+        return _from_configuration(auto_class(spec), config)
+    vision = backbones.vision_configuration(config)
+    tower = backbones.backbone_class(vision)
+    if tower is None or getattr(tower, "main_input_name", "") != "pixel_values":
+        return _from_configuration(auto_class(spec), config)  # which refuses it and lists the types there are
+    if hasattr(vision, "mask_ratio"):
+        vision.mask_ratio = 0.0  # a masked autoencoder hides patches from its encoder only while it is pretrained
+    backbone = _from_class(tower, vision)
+    return backbones.classifier_on(
+        backbone, channels=spec.channels, image_size=spec.image_size, classes=spec.num_classes or 0
+    )
 
 
 def auto_class(spec: ModelSpec) -> Any:
@@ -139,7 +174,8 @@ def _configuration(transformers: Any, spec: ModelSpec) -> Any:
             config.use_auxiliary_head = spec.auxiliary_weight > 0
         vision = getattr(config, "vision_config", None) or getattr(config, "backbone_config", None) or config
         if hasattr(vision, "image_size"):
-            vision.image_size = spec.image_size
+            is_pair = isinstance(vision.image_size, list | tuple)
+            vision.image_size = [spec.image_size, spec.image_size] if is_pair else spec.image_size
         if hasattr(vision, "num_channels"):
             vision.num_channels = spec.channels
         channels = getattr(vision, "num_channels", 3)
@@ -151,20 +187,53 @@ def _configuration(transformers: Any, spec: ModelSpec) -> Any:
     return config
 
 
-def _attention(spec: ModelSpec, config: Any) -> str:
-    """PyTorch's fused attention where the architecture has it.
+def _from_configuration(auto_class: Any, config: Any) -> nn.Module:
+    """Build the model that a class of transformers has for this type of configuration.
 
-    Where one type has several classes the first is taken, which is the plain one: DeiT's other class has a second
-    classifier, which is there for distillation.
+    Where one type has several classes, `architectures` of the configuration decides (`_model_class`).
     """
-    mapping = auto_class(spec)._model_mapping
-    if type(config) not in mapping:
-        return "eager"  # from_config refuses it and lists the types there are
-    model_class = mapping[type(config)]
-    if isinstance(model_class, tuple):
-        model_class = model_class[0]
-    config.architectures = [model_class.__name__]
-    return "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
+    model_class = _model_class(auto_class, config)
+    if model_class is not None:
+        config.architectures = [model_class.__name__]
+    model: nn.Module = auto_class.from_config(config, **_build_arguments(model_class))
+    return model
+
+
+def _model_class(auto_class: Any, config: Any) -> Any:
+    """Return the class that the configuration names, else the first of its type; None for a type without any.
+
+    The second classes of DeiT and LeViT, with a classifier for distillation, are never taken: by transformers' own
+    account they are for inference alone.
+    """
+    if type(config) not in auto_class._model_mapping:
+        return None
+    classes = auto_class._model_mapping[type(config)]
+    if not isinstance(classes, tuple):
+        return classes
+    for model_class in classes:
+        is_named = model_class.__name__ in (config.architectures or ())
+        if is_named and not model_class.__name__.endswith("WithTeacher"):
+            return model_class
+    return classes[0]
+
+
+def _from_class(model_class: Any, config: Any) -> nn.Module:
+    """Build a model of one class of transformers."""
+    arguments = _build_arguments(model_class)
+    del arguments["trust_remote_code"]
+    model: nn.Module = model_class._from_config(config, **arguments)
+    return model
+
+
+def _build_arguments(model_class: Any) -> dict[str, Any]:
+    """Return what is said to transformers in place of the configuration, which may ask for 16-bit weights, name a
+    kernel to download, or bring code. Attention is PyTorch's fused one where the class has it."""
+    has_fused_attention = getattr(model_class, "_supports_sdpa", False)
+    return {
+        "dtype": torch.float32,
+        "attn_implementation": "sdpa" if has_fused_attention else "eager",
+        "trust_remote_code": False,
+    }
 
 
 def _refused(spec: ModelSpec, what: str, error: Exception) -> RequestError:
@@ -178,7 +247,10 @@ def _refused(spec: ModelSpec, what: str, error: Exception) -> RequestError:
 
 _BODIES = ("backbone", "vit", "swinv2")
 """Names that models have for the same body, at the front of their tensors' names."""
-_HEADS = ("classifier", "decode_head", "auxiliary_head", "segmentation_head", "head", "dist_head")
+_HEADS = (
+    "classifier", "cls_classifier", "distillation_classifier", "decode_head", "auxiliary_head", "segmentation_head",
+    "head", "dist_head",
+)  # fmt: skip
 """Names of heads, which are trained anew for other classes: where the shape differs they keep their random weights."""
 _DISTANCES = "relative_coords_table"
 """Buffer of Swin V2's attention."""
@@ -196,6 +268,8 @@ def load_weights(model: nn.Module, source: str) -> None:
             of them lacks parameters of the other's blocks, or of what precedes them.
     """
     pretrained, missing = _pretrained(source)
+    if isinstance(model, backbones.PooledClassifier):
+        pretrained, missing = _vision_tower(pretrained, missing)
     prefix = str(getattr(pretrained, "base_model_prefix", ""))
     weights = {name: tensor for name, tensor in pretrained.state_dict().items() if name not in missing}
     copied, differences = _copy_weights(model, weights, prefix)
@@ -242,6 +316,8 @@ def _copy_weights(model: nn.Module, weights: Mapping[str, Tensor], prefix: str) 
                 continue
             if name.endswith("position_embeddings"):
                 weight = interpolated(weight, length=tensor.shape[1])
+            elif name.endswith("position_embedding.weight"):  # CLIP's and SigLIP's, [tokens, h]
+                weight = interpolated(weight[None], length=len(tensor))[0]
             elif name == first_kernels and _differ_in_channels_alone(weight, tensor):
                 weight = inflated(weight, channels=tensor.shape[1])
             is_head = name.startswith(_HEADS)
@@ -287,9 +363,26 @@ def _pretrained(source: str) -> tuple[Any, set[str]]:
         ) from error
 
 
+def _vision_tower(pretrained: Any, missing: set[str]) -> tuple[Any, set[str]]:
+    """The part of a composite of image and text that takes images, with the names that its files lack.
+
+    Other models are returned as they are.
+    """
+    if getattr(pretrained.config, "vision_config", None) is None:
+        return pretrained, missing
+    for name, child in pretrained.named_children():
+        if getattr(child, "main_input_name", "") == "pixel_values":
+            return child, {key.removeprefix(f"{name}.") for key in missing if key.startswith(f"{name}.")}
+    return pretrained, missing
+
+
 def _core(name: str, prefix: str) -> str:
+    """The name without those of the bodies that it lies in: "layer.0.norm1.weight" of "backbone.model.layer.0..."."""
     first, _, rest = name.partition(".")
-    return rest if first in (*_BODIES, prefix) else name
+    while rest and first in (*_BODIES, prefix):
+        name = rest
+        first, _, rest = name.partition(".")
+    return name
 
 
 def _unmatched(model: nn.Module, pretrained: list[str], prefix: str) -> list[str]:

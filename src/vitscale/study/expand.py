@@ -21,7 +21,7 @@ from vitscale.machine.hardware import Machine
 from vitscale.present.units import counted, listed
 from vitscale.sources import Summary
 from vitscale.store.results import Curve, CurvePoint
-from vitscale.study import model_checks, resolve, user_model
+from vitscale.study import model_checks, model_names, resolve, user_model
 from vitscale.study.file import StudyFile, SweepPoint
 from vitscale.study.sections import AUTO, Study, TrainSection
 from vitscale.trial import fields, model_spec, rank_batches, script
@@ -205,7 +205,8 @@ def _check_models(path: Path, points: Sequence[_SettledPoint]) -> dict[model_spe
         RequestError: a model's files are missing or cannot be used.
     """
     models = dict.fromkeys(point.model for point in points)  # each once, in order
-    config_digests = {model: user_model.check(path, model) for model in models}
+    hf_fields = {point.model: "hf" if point.study.model.name is None else "name" for point in points}
+    config_digests = {model: user_model.check(path, model, hf_fields[model]) for model in models}
     weights_digests = {model: user_model.weights_digest(model) for model in models}
     factory_digests = {model: user_model.factory_digest(path, model) for model in models}
     return {
@@ -219,6 +220,7 @@ def _study_notes(file: StudyFile, points: Sequence[_SettledPoint], summaries: It
     for summary in summaries:
         notes += summary.notes
     for point in points:
+        notes += _model_name_notes(point)
         notes += _micro_step_notes(point)
     skipped_counts = [ranks for ranks in sorted(set(file.study.scaling.gpus)) if ranks > 1]
     all_train_alone = all(engines.of_engine(point.study.train.engine).alone for point in points)
@@ -227,6 +229,13 @@ def _study_notes(file: StudyFile, points: Sequence[_SettledPoint], summaries: It
         left_out = f"{listed(skipped_counts)} of scaling.gpus left out"
         notes.append(f"train.engine = {engine} trains on one rank: {left_out}. Name an engine")
     return tuple(dict.fromkeys(notes))
+
+
+def _model_name_notes(point: _SettledPoint) -> Iterator[str]:
+    """Yield a note where the study's name of the model stands for another one."""
+    note = model_names.note(point.study.model.name, name=point.model.name, hf=point.model.hf)
+    if note and point.model.factory is None:
+        yield note
 
 
 def _micro_step_notes(point: _SettledPoint) -> Iterator[str]:

@@ -427,9 +427,9 @@ def check_blocks(trial: Trial) -> None:
             )
 
 
-_POOLING_MODEL_TYPES = ("upernet", "beit", "data2vec-vision", "mobilevit", "mobilevitv2", "mobilenet_v2")
-"""Types of Hugging Face models whose decoders pool to 1 pixel a side: with DeepLab's head, or with UperNet's pyramid,
-whose scales a configuration may set."""
+_MODEL_TYPES_WITHOUT_POOLING = ("dpt", "sapiens2", "segformer", "tipsv2_dpt")
+"""Types of Hugging Face models whose own decoders do not pool to 1 pixel a side. All others do: with DeepLab's head, or
+with UperNet's pyramid, whose scales a configuration may set, and which backbones without a decoder get."""
 
 
 def check_labels(trial: Trial, summary: Summary) -> None:
@@ -446,7 +446,8 @@ def check_labels(trial: Trial, summary: Summary) -> None:
             next_step=f"Set model.task = {shown(summary.task)}, or use other data",
         )
     is_evaluated_whole = trial.window.evaluate and trial.data.evaluation == "whole"
-    is_named_vit = model.name is not None and model.depths is None  # a Swin has depths, and takes images of any size
+    # A Swin has depths, and takes images of any size.
+    is_named_vit = model.own_name is not None and model.depths is None
     if summary.sizes_vary and is_evaluated_whole and is_named_vit:
         what = f"{model.name} takes images of one size, and whole ones are evaluated in their own proportions"
         raise RequestError(what, next_step='Set data.evaluation = "sliding"')
@@ -458,9 +459,10 @@ def _pools_to_one_pixel(model: ModelSpec) -> bool:
     """Whether the model's decoder has a norm that gets a single value from each image; False where it is not known."""
     config = read_config(model.hf) if model.hf is not None else None
     if config is None:
-        return model.name is not None  # named models have UperNet
+        return model.own_name is not None  # named models have UperNet
     scales = config.get("pool_scales", (1,))
-    return config.get("model_type") in _POOLING_MODEL_TYPES and isinstance(scales, (list, tuple)) and 1 in scales
+    is_pooling = config.get("model_type") not in _MODEL_TYPES_WITHOUT_POOLING
+    return is_pooling and isinstance(scales, (list, tuple)) and 1 in scales
 
 
 def _check_batch_norm(trial: Trial, samples: int) -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from vitscale.base.files import path_named_in, read_text
 from vitscale.base.plugins import target
 from vitscale.errors import RequestError, nearest, shown
+from vitscale.study import library_models, model_names
 from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec
 
 _WEIGHTS_FILE = "model.safetensors"
@@ -24,14 +25,16 @@ _WEIGHTS_FILE = "model.safetensors"
 def with_located_files(study_path: Path, model: ModelSpec) -> ModelSpec:
     """Return the model with its name resolved to a factory, and its folders to absolute paths.
 
-    A name that an installed package offers is replaced by the factory that it stands for. `hf` and `weights` become
-    absolute paths where they name folders beside the study file; else they stay names on the hub.
+    A name that an installed package offers is replaced by the factory that it stands for, and that of a folder or of
+    the hub by `hf`; a name of timm or torchvision gets its library in front. `hf` and `weights` become absolute paths
+    where they name folders beside the study file, or `weights` a file; else they stay names on the hub.
+
+    Raises:
+        RequestError: there is no model of this name, or several that it can mean.
     """
     changes: dict[str, str | None] = {}
     if model.name is not None and model.name not in NAMED_MODELS:
-        factory = target("model", model.name)
-        if factory:
-            changes |= {"name": None, "factory": factory}
+        changes |= _fields_of_name(study_path, model)
     if model.hf:
         changes["hf"] = _folder_or_hub_name(study_path, model.hf)
     if model.weights:
@@ -39,11 +42,24 @@ def with_located_files(study_path: Path, model: ModelSpec) -> ModelSpec:
     return model.model_copy(update=changes) if changes else model
 
 
+def _fields_of_name(study_path: Path, model: ModelSpec) -> dict[str, str | None]:
+    """Return the fields that a name stands for which is not one of vitscale's own."""
+    name = model.name or ""
+    factory = target("model", name)
+    if factory:
+        return {"name": None, "factory": factory}
+    if model.hf is not None or model.factory is not None:
+        return {}  # more than one of the three, which is refused as such
+    meaning = model_names.meaning(study_path, name)
+    return {"name": meaning.name, "hf": meaning.hf}
+
+
 def _folder_or_hub_name(study_path: Path, name: str) -> str:
-    """Return the absolute path of a folder beside the study file; where there is none, the name as it is."""
-    folder = path_named_in(study_path, name)
+    """Return the absolute path of a folder or safetensors file beside the study file; else the name as it is."""
+    path = path_named_in(study_path, name)
+    is_weights_file = path.suffix == ".safetensors"
     try:
-        return str(folder) if folder.is_dir() else name
+        return str(path) if path.is_dir() or (is_weights_file and path.is_file()) else name
     except OSError:  # a name too long for a file
         return name
 
@@ -64,41 +80,73 @@ def weights_digest(model: ModelSpec) -> str | None:
     """
     if model.weights is None:
         return None
+    _check_format_of_weights(model, model.weights)
     folder = Path(model.weights)
     is_on_hub = not folder.is_absolute()
     if is_on_hub:
         downloaded = _hub_file(model.weights, _WEIGHTS_FILE, "weights")
         return hashlib.sha256(downloaded.read_bytes()).hexdigest()
     digest_of_all = hashlib.sha256()
-    for path in _checked_weights_files(model.weights, folder):
+    for path in _checked_weights_files(model.weights, folder, needs_config=model.library is None):
         with path.open("rb") as file:
             digest_of_all.update(hashlib.file_digest(file, "sha256").digest())
     return digest_of_all.hexdigest()
 
 
-def _checked_weights_files(weights: str, folder: Path) -> list[Path]:
+def _check_format_of_weights(model: ModelSpec, weights: str) -> None:
+    """Refuse weights in a form that a model of this kind does not take.
+
+    Raises:
+        RequestError: a single file for a model of transformers, a name on the hub for a model of torchvision, or a file
+            in another format than safetensors, which may run code when it is read.
+    """
+    path = Path(weights)
+    is_file = path.is_absolute() and path.is_file()
+    has_suffix_of_file = path.suffix in (".pth", ".pt", ".bin", ".ckpt", ".npz")
+    if has_suffix_of_file:
+        raise RequestError(
+            f"model.weights {shown(weights)} is no safetensors file",
+            next_step="Save the weights with safetensors.torch.save_file, and name that file",
+        )
+    if model.library is None and is_file:
+        raise RequestError(
+            f"model.weights {shown(weights)} is a file, and these weights need their config.json beside them",
+            next_step="Give the folder that `save_pretrained` of transformers wrote",
+        )
+    if model.library is not None and model.library.library == "torchvision" and not path.is_absolute():
+        raise RequestError(
+            f"model.weights {shown(weights)} is no safetensors file or folder beside the study file",
+            next_step="Save torchvision's weights with safetensors.torch.save_file, and name that file",
+        )
+
+
+def _checked_weights_files(weights: str, folder: Path, *, needs_config: bool) -> list[Path]:
     """Return config.json and all safetensors files of a folder, after a check that they are there and whole.
 
     Args:
         weights: the folder as model.weights names it, for messages.
-        folder: the folder.
+        folder: the folder, or for a model of timm or torchvision also a file.
+        needs_config: whether config.json must be there; where it need not be, it is not returned.
 
     Raises:
         RequestError: a file is missing or cut off.
     """
     config = folder / "config.json"
-    tensor_files = sorted(folder.glob("*.safetensors"))
-    if not tensor_files or not config.is_file():
+    tensor_files = [folder] if folder.is_file() else sorted(folder.glob("*.safetensors"))
+    lacks_config = needs_config and not config.is_file()
+    if not tensor_files or lacks_config:
         missing = "config.json" if tensor_files else "file *.safetensors"
+        writer = "`save_pretrained` of transformers" if needs_config else "safetensors.torch.save_file"
         raise RequestError(
             f"model.weights {shown(weights)} has no {missing}",
-            next_step="Give a folder that `save_pretrained` of transformers wrote, or a name of the hub",
+            next_step=f"Give a folder that {writer} wrote, or a name of the hub",
         )
-    for name in _needed_tensor_files(folder):
-        fault = _fault_of_tensor_file(folder / name)
+    needed_files = [folder / name for name in _needed_tensor_files(folder)] if needs_config else tensor_files
+    for path in needed_files:
+        fault = _fault_of_tensor_file(path)
         if fault is not None:
-            raise RequestError(f"model.weights {shown(weights)}: {name} {fault}", next_step="Get it again")
-    return [config, *tensor_files]
+            raise RequestError(f"model.weights {shown(weights)}: {path.name} {fault}", next_step="Get it again")
+    return [config, *tensor_files] if needs_config else tensor_files
 
 
 def _needed_tensor_files(folder: Path) -> list[str]:
@@ -141,8 +189,13 @@ def _is_whole(path: Path) -> bool:
     return _HEADER_SIZE_BYTES + header_bytes + tensor_bytes == file_bytes
 
 
-def check(study_path: Path, model: ModelSpec) -> str | None:
+def check(study_path: Path, model: ModelSpec, hf_field: str = "hf") -> str | None:
     """Check that the files of a located model are there, and return the digest of its configuration.
+
+    Args:
+        study_path: the study file.
+        model: the model as `with_located_files` returns it.
+        hf_field: the field of [model] in which the study names the configuration, for messages: "hf" or "name".
 
     Returns:
         For `hf` the SHA-256 of its config.json, which alone decides the model that is built. None for other models.
@@ -155,12 +208,14 @@ def check(study_path: Path, model: ModelSpec) -> str | None:
         what = f"model.factory {shown(model.factory)}"
         check_reference(study_path, what, model.factory, arguments=("num_classes", "image_size"))
         return None
+    if model.library is not None:
+        library_models.check_installed(model.library)
     if model.hf is None:
         return None
     folder = Path(model.hf)
-    config = folder / "config.json" if folder.is_absolute() else _hub_file(model.hf, "config.json", "hf")
-    text = read_text(config, "the configuration of model.hf,", next_step="Give a folder with a config.json")
-    _check_type(model, text)
+    config = folder / "config.json" if folder.is_absolute() else _hub_file(model.hf, "config.json", hf_field)
+    text = read_text(config, f"the configuration of model.{hf_field},", next_step="Give a folder with a config.json")
+    _check_type(model, text, what=f"model.{hf_field} {shown(model.hf)}")
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -205,47 +260,96 @@ def user_folders(study_path: Path) -> list[str]:
 
 
 _HEAD_BY_TASK = {"classification": "IMAGE_CLASSIFICATION", "segmentation": "SEMANTIC_SEGMENTATION"}
+_BACKBONES = {"classification": ("IMAGE", "BACKBONE"), "segmentation": ("BACKBONE",)}
+"""Tables of types on which vitscale puts a head itself: a linear one, or UperNet."""
+_OTHER_INPUTS = {
+    "siglip2": "patches of images in any proportions (fixed sizes of SigLIP 2 are of type 'siglip')",
+    "siglip2_vision_model": "patches of images in any proportions (fixed sizes of SigLIP 2 are of type 'siglip')",
+    "timesformer": "videos",
+    "videomae": "videos",
+    "videoprism_vision_model": "videos",
+    "vivit": "videos",
+}
+"""Types of models whose forward takes something else than images [b, channels, height, width]."""
+_TYPES_OF_TIMM = ("timm_wrapper", "timm_backbone")
+_KEYS_OF_VISION = re.compile(r'"(?:vision_config|image_size|num_channels)"\s*:')
 
 
-def _check_type(model: ModelSpec, config: str) -> None:
-    """Refuse a model of a type for which the installed transformers has no head for the task.
+def _check_type(model: ModelSpec, config: str, what: str) -> None:
+    """Refuse a model of a type that cannot be trained for the task with the installed transformers.
 
-    Nothing is refused where transformers is not installed.
+    A type is taken that transformers has a head of the task for, or on whose backbone a head can be put. Nothing is
+    refused where transformers is not installed.
 
     Args:
         model: the model, with `hf`.
         config: text of its config.json.
+        what: the model, for messages: "model.hf 'facebook/dinov2-base'".
     """
     match = re.search(r'"model_type"\s*:\s*"([\w.-]+)"', config)
-    types_with_head = _types_with_head(_HEAD_BY_TASK[model.task])
-    if match is None or not types_with_head or match[1] in types_with_head:
+    types_with_head = _types_in_table(f"FOR_{_HEAD_BY_TASK[model.task]}_MAPPING")
+    if match is None or not types_with_head:
         return
     model_type = match[1]
+    _check_inputs(what, model_type)
+    if model_type in types_with_head or _has_backbone(model, model_type, config):
+        return
     raise RequestError(
-        f"model.hf {shown(model.hf)} is of type {shown(model_type)}, for which transformers has no {model.task} of "
-        "images",
+        f"{what} is of type {shown(model_type)}, for which transformers has no {model.task} of images",
         valid=types_with_head,
         hint=nearest(model_type, types_with_head),
         next_step="Name the configuration of such a model",
     )
 
 
-def _types_with_head(head: str) -> list[str]:
-    """Return the model types in transformers' own table; none without transformers.
+def _check_inputs(what: str, model_type: str) -> None:
+    """Refuse types whose forward does not take images, and types that need timm where it is not installed."""
+    if model_type in _OTHER_INPUTS:
+        raise RequestError(
+            f"{what} is of type {shown(model_type)}, which takes {_OTHER_INPUTS[model_type]}",
+            next_step="Name the configuration of a model that takes images",
+        )
+    if model_type in _TYPES_OF_TIMM and not library_models.is_installed("timm"):
+        raise RequestError(
+            f"{what} is of type {shown(model_type)} and needs timm, which is not installed",
+            next_step=library_models.install_step("timm"),
+        )
+
+
+def _has_backbone(model: ModelSpec, model_type: str, config: str) -> bool:
+    """Whether vitscale can put a head for the task on a model of this type.
+
+    For classification any model will do that takes images: one in transformers' table of such models, or one whose
+    configuration has an image's size or channels, or a vision tower.
+    """
+    for table in _BACKBONES[model.task]:
+        if model_type in _types_in_table(f"FOR_{table}_MAPPING"):
+            return True
+    is_classification = model.task == "classification"
+    has_images = "vision" in model_type or _KEYS_OF_VISION.search(config) is not None
+    return is_classification and has_images and model_type in _types_in_table("MAPPING")
+
+
+def _types_in_table(table: str) -> list[str]:
+    """Return the model types in one of transformers' own tables; none without transformers.
 
     The table is read as text: importing it takes seconds, and torch.
 
     Args:
-        head: as transformers' names of tables have it: "IMAGE_CLASSIFICATION".
+        table: as transformers has it between MODEL_ and _NAMES: "FOR_IMAGE_CLASSIFICATION_MAPPING".
     """
+    body = _auto_models().partition(f"\nMODEL_{table}_NAMES = OrderedDict(")[2].partition("\n)")[0]
+    # A type with its class, or with several classes in brackets of their own.
+    return re.findall(r'\(\s*"([\w.-]+)",\s*(?:"[A-Z]|\()', body)
+
+
+def _auto_models() -> str:
+    """Return the source of transformers' tables of models; empty where it is not installed."""
     transformers = importlib.util.find_spec("transformers")
     if transformers is None or not transformers.submodule_search_locations:
-        return []
+        return ""
     file = Path(transformers.submodule_search_locations[0]) / "models" / "auto" / "modeling_auto.py"
-    text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    table = text.partition(f"\nMODEL_FOR_{head}_MAPPING_NAMES = OrderedDict(")[2].partition("\n)")[0]
-    # A type with its class, or with several classes in brackets of their own.
-    return re.findall(r'\(\s*"([\w.-]+)",\s*(?:"[A-Z]|\()', table)
+    return file.read_text(encoding="utf-8") if file.is_file() else ""
 
 
 def _hub_file(name: str, file: str, key: str) -> Path:

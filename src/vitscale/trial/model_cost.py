@@ -42,7 +42,7 @@ def vit_shape(spec: ModelSpec) -> VitShape | None:
     Raises:
         ValueError: the spec is not resolved.
     """
-    if spec.factory is not None or spec.unknown or spec.depths is not None:
+    if spec.factory is not None or spec.library is not None or spec.unknown or spec.depths is not None:
         return None
     special_tokens, qkv_bias = 1, True
     if spec.hf is not None:

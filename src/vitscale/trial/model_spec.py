@@ -16,6 +16,7 @@ from vitscale.base.plugins import names
 from vitscale.errors import RequestError, shown, unknown
 from vitscale.trial.fields import FieldTraits, Spec
 from vitscale.trial.hints import meant_value
+from vitscale.trial.library_names import LibraryName, check_image_size, default_image_size, library_name
 
 Task = Literal["classification", "segmentation"]
 
@@ -27,7 +28,7 @@ Depths = Annotated[
 
 
 class ModelSpec(Spec):
-    """A named ViT or Swin V2, a Hugging Face configuration, or the user's own factory.
+    """A named ViT or Swin V2, a model of timm or torchvision, a Hugging Face configuration, or the user's own factory.
 
     With none of the three, an imported log does not say which model it was: every count is None, except the parameters
     where its user gave them.
@@ -36,7 +37,8 @@ class ModelSpec(Spec):
     task: Task = "classification"
     """What is labelled: each image, or each pixel. Named models of segmentation have UperNet's head."""
     name: Annotated[str | None, FieldTraits(curve_words="{}")] = None
-    """One of `NAMED_MODELS`."""
+    """One of `NAMED_MODELS`, or a model of timm or torchvision: "timm/vit_base_patch16_224", "torchvision/vit_b_16". A
+    study may also write here what `hf` takes."""
     hf: str | None = None
     """Folder or hub name of a configuration for the task; weights start random unless `weights` names some."""
     factory: str | None = None
@@ -75,6 +77,16 @@ class ModelSpec(Spec):
     def unknown(self) -> bool:
         """Whether nothing says which model it is."""
         return self.name is None and self.hf is None and self.factory is None
+
+    @property
+    def library(self) -> LibraryName | None:
+        """The model of timm or torchvision that it names; None for all others."""
+        return None if self.name is None else library_name(self.name)
+
+    @property
+    def own_name(self) -> str | None:
+        """The name where vitscale builds the model itself; None for models of timm, torchvision and all others."""
+        return None if self.library is not None else self.name
 
     @property
     def blocks(self) -> int | None:
@@ -141,7 +153,10 @@ def resolve(spec: ModelSpec, dataset_classes: int, channels: int | None = None) 
         "num_classes": _class_count(spec, dataset_classes),
         "channels": _channel_count(spec, channels),
     }
-    if spec.name is not None:
+    library = spec.library
+    if library is not None:
+        filled |= _library_fields(spec, library)
+    elif spec.name is not None:
         filled |= _named_shape(spec, spec.name)
     elif spec.hf is not None:
         filled |= _hf_fields(spec, spec.hf)
@@ -204,19 +219,24 @@ def _segmentation_fields(spec: ModelSpec) -> dict[str, object]:
         RequestError: a field has no meaning for the task or the model, or the model has no segmentation head.
     """
     is_segmentation = spec.task == "segmentation"
-    if spec.decoder_size is not None and not (is_segmentation and spec.name is not None):
+    if spec.decoder_size is not None and not (is_segmentation and spec.own_name is not None):
         raise _meaningless_field("decoder_size", spec.decoder_size, owner="a named model of segmentation")
     if spec.auxiliary_weight is not None and not is_segmentation:
         raise _meaningless_field("auxiliary_weight", spec.auxiliary_weight, owner='model.task = "segmentation"')
     if not is_segmentation:
         return {}
+    if spec.library is not None:
+        raise RequestError(
+            f"model.name = {shown(spec.name)} classifies images, and has no segmentation head",
+            next_step="Name a vit-* or swinv2-* model, or a configuration of dinov2, swin, convnext, beit or segformer",
+        )
     if spec.hf is not None and hf_shape(spec.hf) is not None:
         raise RequestError(
             f"model.hf {shown(spec.hf)} is a plain ViT, which transformers has no segmentation head for",
             next_step="Name a vit-* model, whose pyramid is vitscale's own, or a configuration of upernet, beit, "
             "dpt or segformer",
         )
-    if spec.name is None:
+    if spec.own_name is None:
         return {}
     auxiliary_weight = _AUXILIARY_WEIGHT if spec.auxiliary_weight is None else spec.auxiliary_weight
     return {"decoder_size": spec.decoder_size or _DECODER_SIZE, "auxiliary_weight": auxiliary_weight}
@@ -275,9 +295,23 @@ def _named_shape(spec: ModelSpec, name: str) -> dict[str, object]:
     return filled
 
 
+def _library_fields(spec: ModelSpec, name: LibraryName) -> dict[str, object]:
+    """Return the image size for which a model of timm or torchvision is named, unless the user sets another.
+
+    Raises:
+        RequestError: the user sets a field of the shape, which the name fixes.
+    """
+    _refuse_shape_fields(spec, "name", fixed_shape={})
+    if "image_size" in spec.model_fields_set:
+        return {}
+    return {"image_size": default_image_size(name)}
+
+
 def _check_shape(spec: ModelSpec) -> None:
     """Refuse sizes of a resolved model that do not go together."""
-    if spec.task == "segmentation" and spec.name is not None:
+    if spec.library is not None:
+        check_image_size(spec.library, spec.image_size)
+    if spec.task == "segmentation" and spec.own_name is not None:
         _check_feature_maps(spec)
     if spec.patch_size is not None:
         _check_image_size(spec, spec.patch_size)
@@ -341,15 +375,16 @@ def _refuse_shape_fields(spec: ModelSpec, source: str, *, fixed_shape: dict[str,
 
     Args:
         spec: the model as the user wrote it.
-        source: the field that fixes the shape: "hf" or "factory".
+        source: the field that fixes the shape: "hf", "factory", or "name" with a model of timm or torchvision.
         fixed_shape: the shape, as far as it is known, by field.
     """
     for key in SHAPE_FIELDS:
         value = getattr(spec, key)
         if value is not None and value != fixed_shape.get(key):
             conflict = f", which says {fixed_shape[key]}" if key in fixed_shape else ""
+            library_model = f" = {shown(spec.name)}" if source == "name" else ""
             raise RequestError(
-                f"model.{key} = {value} cannot be set with model.{source}{conflict}",
+                f"model.{key} = {shown(value)} cannot be set with model.{source}{library_model}{conflict}",
                 valid=["image_size", "num_classes"],
                 next_step=f"Remove {key}, or use a named model",
             )
@@ -367,13 +402,18 @@ def _hf_fields(spec: ModelSpec, hf: str) -> dict[str, object]:
 
 
 def fields_named(name: str, next_step: str = "Or give the folder of a Hugging Face model") -> dict[str, Any]:
-    """Return the field of a `ModelSpec` that a user's word for a model means: a name here, or a Hugging Face folder.
+    """Return the field of a `ModelSpec` that a user's word for a model means.
+
+    It is a name here, a name of timm or torchvision with the library in front, or a Hugging Face folder.
 
     Raises:
-        RequestError: it is neither.
+        RequestError: it is none of them.
     """
     if name in NAMED_MODELS:
         return {"name": name}
+    library_model = library_name(name)
+    if library_model is not None:
+        return {"name": library_model.without_tag}
     try:
         if Path(name).is_dir():
             return {"hf": name}

@@ -69,7 +69,7 @@ def train(header: RunHeader, rank: RankInfo, log: RankLog, began: float) -> Trai
     torch.manual_seed(seed)
     model = models.build(trial.model)
     evaluates_whole_images = dataset.summary.sizes_vary and trial.data.evaluation == "whole" and trial.window.evaluate
-    if evaluates_whole_images and trial.model.name is None:
+    if evaluates_whole_images and trial.model.own_name is None:
         models.refuse_other_sizes(model, trial.model)
     # From here on ranks draw their own numbers: what a model drops out differs between them. But the ranks of a tensor
     # group, which are neighbours, have the same activations, and whole weights that must stay alike.

@@ -491,7 +491,7 @@ def _drift(comparison: _Comparison, reference_spread: float, agreeing_spread: fl
 
 def _cause_besides_engine(trial: Trial, reference: Trial) -> str:
     """Return what else than the engine may cause a difference; empty where nothing else may."""
-    if trial.model.name is not None:
+    if trial.model.own_name is not None:
         return ""  # ours, without dropout and without statistics over a batch
     circumstance = "under another engine" if _split(trial) == _split(reference) else "in another split"
     return (

@@ -1,0 +1,117 @@
+"""The models that the installed timm and torchvision have, as their source files list them.
+
+Their source is read as text, because importing them takes seconds, and torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import re
+from functools import cache
+from pathlib import Path
+
+from vitscale.errors import RequestError, shown
+from vitscale.trial.library_names import LIBRARIES, Library, LibraryName
+
+_REGISTERED: dict[Library, re.Pattern[str]] = {
+    "timm": re.compile(r"^@register_model\ndef (\w+)\(", re.MULTILINE),
+    "torchvision": re.compile(r"^@register_model\(\)\n(?:@.*\n)*def (\w+)\(", re.MULTILINE),
+}
+"""How a library's source declares a model of a name. torchvision's detectors lie in subfolders, which are not read."""
+_MOST_SUGGESTIONS = 5
+
+
+def is_installed(library: str) -> bool:
+    """Whether a package can be imported here; it is not."""
+    return _folder(library) is not None
+
+
+@cache
+def models_of(library: Library) -> frozenset[str]:
+    """Return the names of all classifiers that a library has; none where it is not installed."""
+    names: set[str] = set()
+    for text in _sources(library).values():
+        names.update(_REGISTERED[library].findall(text))
+    return frozenset(names)
+
+
+def libraries_with(model: str) -> list[Library]:
+    """Return the installed libraries that have a model of exactly this name."""
+    return [library for library in LIBRARIES if model in models_of(library)]
+
+
+def check_installed(name: LibraryName) -> None:
+    """Check that the library is installed, and has the model and its tag.
+
+    Raises:
+        RequestError: the library is missing (the next step names what installs it), or has no such model or tag.
+    """
+    library = name.library
+    what = f"model.name {shown(name.without_tag)}"
+    if not is_installed(library):
+        raise RequestError(f"{what} needs {library}, which is not installed", next_step=install_step(library))
+    models = models_of(library)
+    if name.model not in models:
+        raise RequestError(
+            f"{what}: the installed {library} has no model {shown(name.model)}",
+            valid=[f"{library}/{model}" for model in _nearest(name.model, models)],
+            next_step=f"Correct the name; the installed {library} has {len(models):,} classifiers",
+        )
+    if name.tag:
+        _check_tag(name)
+
+
+def install_step(library: str) -> str:
+    """Return the next step where a library is missing: "pip install 'vitscale[timm]'"."""
+    return f"pip install 'vitscale[{library}]'"
+
+
+def _nearest(model: str, models: frozenset[str]) -> list[str]:
+    """Return some names like `model`, the nearest first; the first names of all where none is like it."""
+    close = difflib.get_close_matches(model, sorted(models), n=_MOST_SUGGESTIONS)
+    return close or sorted(models)[:_MOST_SUGGESTIONS]
+
+
+def _check_tag(name: LibraryName) -> None:
+    """Refuse a pretrained tag that the library does not know for the model."""
+    tags = _tags(name)
+    if name.tag in tags:
+        return
+    tagged = [f"{name.without_tag}.{tag}" for tag in tags]
+    raise RequestError(
+        f"model.name: {name.library} knows no weights {shown(name.tag)} of {name.without_tag}",
+        valid=tagged[:_MOST_SUGGESTIONS],
+        next_step=f'Write name = "{name.without_tag}"; a tag changes nothing in the model',
+    )
+
+
+def _tags(name: LibraryName) -> list[str]:
+    """Return the pretrained tags of a model of timm in its source's order; none for torchvision, which has no tags."""
+    if name.library != "timm":
+        return []
+    key = re.compile(rf"""["']{re.escape(name.model)}\.([\w.]+)\*?["']\s*:""")
+    tags: list[str] = []
+    for text in _sources("timm").values():
+        tags += key.findall(text)
+    return tags
+
+
+@cache
+def _sources(library: Library) -> dict[Path, str]:
+    """Return the text of each file in which a library declares models; none where it is not installed."""
+    folder = _folder(library)
+    if folder is None:
+        return {}
+    return {path: path.read_text(encoding="utf-8") for path in sorted((folder / "models").glob("*.py"))}
+
+
+def _folder(library: str) -> Path | None:
+    """Return the folder of an installed package; None where there is none."""
+    try:
+        spec = importlib.util.find_spec(library)
+    except (ImportError, ValueError):
+        return None
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(spec.submodule_search_locations[0])

@@ -315,8 +315,8 @@ def _rounded_contributions(waterfall: Waterfall, efficiency: float) -> list[_Con
     rounded_percents = whole_numbers(exact_percents, total=lost_percent)
     percent_of_others = rounded_percents.pop()  # as it was appended
     contributions = []
-    for factor, percent in zip(listed_factors, rounded_percents, strict=True):
-        contributions.append(_contribution_of(waterfall, factor, percent))
+    for factor, points in zip(listed_factors, rounded_percents, strict=True):
+        contributions.append(_contribution_of(waterfall, factor, points))
     contributions.append(_Contribution(percent_of_others, _OTHER_THINGS))
     return contributions
 
@@ -328,15 +328,20 @@ def _largest_factors(waterfall: Waterfall) -> list[Factor]:
     return large[:_MOST_FACTORS_NAMED]
 
 
-def _contribution_of(waterfall: Waterfall, factor: Factor, percent: int) -> _Contribution:
+def _contribution_of(waterfall: Waterfall, factor: Factor, points: int) -> _Contribution:
     """Return the contribution of one factor.
 
-    A factor above 0 takes points from the efficiency, as "the transfer" does. One below 0 gains some, as "a shorter
-    transfer" does.
+    Above 0 it takes points from the efficiency, as "the transfer" does. Below 0 it gains some, as "a shorter transfer"
+    does.
+
+    Args:
+        waterfall: all factors of the trial.
+        factor: one of them.
+        points: its points in whole percent, as they are shown.
     """
-    takes_points = percent > 0
+    takes_points = points > 0
     return _Contribution(
-        points=percent,
+        points=points,
         what=_factor_in_words(waterfall, factor.name, takes_points=takes_points),
         bounds=_points_bounds_text(factor, takes_points=takes_points),
     )

@@ -19,17 +19,18 @@ _Block = Sequence[Tensor]
 def messages(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     """Return the collectives of an optimizer step: all-gathers of weights, and reduce-scatters of gradients.
 
-    In forward and again in backward the weights of each block are gathered before it is computed. Then its gradients
-    are scattered. Root, which is all that is in no block, is gathered before forward, and its gradients come last. See
-    `_MessageFactory` for when each of these calls may start, and how often it is made.
+    Before a block of the model is computed its weights are gathered from all ranks, in forward and again in backward.
+    After its backward its gradients are scattered to the ranks. The root, which is all that is in no block, is gathered
+    before forward, and its gradients come last. `_MessageFactory` says when each call may start, and how often it is
+    made.
     """
     model_tensors = tensors(shapes)
     blocks = _blocks_in_order(model_tensors)
     root = [tensor for tensor in model_tensors if tensor.block is None]
     factory = _MessageFactory(trial)
     root_gathers = [factory.gather_root(root)] if root else []
-    forward_gathers = factory.in_forward(blocks)
-    backward_messages = factory.in_backward(blocks)
+    forward_gathers = factory.forward_gathers(blocks)
+    backward_messages = factory.backward_messages(blocks)
     root_scatters = [factory.scatter(root, ready=1.0)] if root else []
     return (*root_gathers, *forward_gathers, *backward_messages, *root_scatters)
 
@@ -63,7 +64,7 @@ class _MessageFactory:
         self._is_staged = trial.parallel.pipeline > 1
         self._gathers_in_backward = trial.train.reshard_after_forward is not False
 
-    def in_forward(self, blocks: Sequence[_Block]) -> Iterator[Message]:
+    def forward_gathers(self, blocks: Sequence[_Block]) -> Iterator[Message]:
         """Yield a gather for each block, which starts when forward comes to the block before."""
         for number, block in enumerate(blocks):
             begins = block[0].begins
@@ -73,7 +74,7 @@ class _MessageFactory:
                 block, phase="forward", ready=self._if_streams(ready), needed=begins, every_micro_step=True
             )
 
-    def in_backward(self, blocks: Sequence[_Block]) -> Iterator[Message]:
+    def backward_messages(self, blocks: Sequence[_Block]) -> Iterator[Message]:
         """Yield a gather and a scatter for each block; it is scattered when the block before it has been gathered."""
         following: _Block | None = None
         for block in reversed(blocks):

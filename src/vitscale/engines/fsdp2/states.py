@@ -59,20 +59,20 @@ def states(trial: Trial, shapes: ParameterShapes) -> RankStates:
         backward={"gathered weights": backward_bytes},
         gathered_blocks=gathered_blocks,
         first_block={"buckets": scatter_buffer_bytes},
-        between_blocks=_between_blocks(sharding, block_elements),
+        between_blocks=_bytes_between_blocks(sharding, block_elements),
         exchange=gradients | {"gathered weights": root_bytes},
         step=gradients,
     )
 
 
-def _between_blocks(sharding: Sharding, block_elements: int) -> dict[str, int]:
+def _bytes_between_blocks(sharding: Sharding, block_elements: int) -> dict[str, int]:
     """Return the bytes of copies that backward holds for a moment: between a block and the one that it gathers next.
 
     gloo exchanges copies of its own, and lets go of them late (see `states`). So it may still hold the gradients of the
     block, which have been scattered, and its weights, where backward has gathered them.
 
-    The next block's weights are gathered as backward computes with them. A rank casts its shard of them first, where it
-    keeps wider ones: fp32 master weights of bf16 training. A single rank gathers nothing.
+    The next block's weights are gathered in the precision of computing. A rank whose shards are wider, as fp32 master
+    weights are in bf16 training, casts its shard of the block for that. A single rank gathers nothing.
 
     Args:
         sharding: how the ranks shard.

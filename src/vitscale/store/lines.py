@@ -78,7 +78,7 @@ class RankLines(Record):
 
         Args:
             lines: lines of any kinds, in the order in which the rank wrote them.
-            known: values of fields by their names, which the lines do not change.
+            known: values of fields by their names; lines do not change these.
         """
         lines_by_kind: dict[type[RankLine], list[RankLine]] = {}
         for line in lines:

@@ -393,8 +393,8 @@ def one_off_compilation(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         return
     longest = max(compilations, key=lambda compilation: compilation.seconds)
     compiled_names = ", ".join(longest.run.compiled[longest.phase])
-    runs = len({compilation.run.run for compilation in compilations})
-    runs_text = f"{runs} run{'s' if runs > 1 else ''}"
+    names_of_runs = {compilation.run.run for compilation in compilations}  # a run may compile in several phases
+    runs_text = f"{len(names_of_runs)} run{'s' if len(names_of_runs) > 1 else ''}"
     cache_variable = "TORCH_EXTENSIONS_DIR" if longest.phase == "engine" else "TORCHINDUCTOR_CACHE_DIR"
     yield note(
         "one-off-compilation",

@@ -114,7 +114,8 @@ class CheckTarget:
 def check_target(path: Path | None, overlay: Overlay, overrides: Sequence[str] = ()) -> CheckTarget:
     """Return the hosts to check, and the largest trial of the study, for whose training they are checked.
 
-    Without a study they are the hosts that the overlay names, and there is no trial. Nothing is written.
+    The hosts are those of a hostfile, those of the allocation that this runs in, or this machine alone. Without a study
+    only the overlay may name a hostfile, and there is no trial. Nothing is written.
 
     Args:
         path: the study file; None: there is none.
@@ -124,7 +125,7 @@ def check_target(path: Path | None, overlay: Overlay, overrides: Sequence[str] =
     Raises:
         RequestError: study, site file, hostfile or data cannot be used; or this is a cluster's login node.
     """
-    file = _checked_study(path, overlay, overrides)
+    file = _study_or_placeholder(path, overlay, overrides)
     scheduler = _scheduler_with_hosts(file)
     hosts = _hosts_of_hostfile(file, scheduler)
     target = CheckTarget(file.study, scheduler, hosts, nodes=_node_count(hosts, scheduler), trial=None)
@@ -132,8 +133,8 @@ def check_target(path: Path | None, overlay: Overlay, overrides: Sequence[str] =
     return _with_largest_trial(target, file) if has_study else target
 
 
-def _checked_study(path: Path | None, overlay: Overlay, overrides: Sequence[str]) -> StudyFile:
-    """Return the study in a file; without a file one that names no more than the overlay does."""
+def _study_or_placeholder(path: Path | None, overlay: Overlay, overrides: Sequence[str]) -> StudyFile:
+    """Return the study in a file; without a file a placeholder, of which only the overlay's values are used."""
     if path is None:
         return StudyFile(Path("(no study file)"), _PLACEHOLDER_STUDY, overlay)
     return StudyFile.read(path, overlay, overrides)

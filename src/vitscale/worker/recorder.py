@@ -214,8 +214,8 @@ class StepRecorder:
     def begin_step(self) -> None:
         """Begins the next step; does nothing within a step.
 
-        The step runs inside a context, which `end_step` leaves: it counts the step's traffic, or marks it in the
-        profile.
+        The step is inside a context until `end_step`. In a step that is only trained for its traffic the context counts
+        this; in a recorded step it marks the step in the profile, if there is one.
         """
         if self.is_in_step:
             return

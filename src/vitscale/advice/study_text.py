@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitscale.advice.candidates import as_configured
 from vitscale.advice.request import Option, Work
@@ -19,43 +19,74 @@ from vitscale.present import units
 from vitscale.study.sections import TrainSection
 from vitscale.trial import script
 from vitscale.trial.fields import Spec
-from vitscale.trial.trial import TrainSpec, Trial, World
+from vitscale.trial.trial import TrainSpec, Trial, WindowSpec, World
 
 
 def advised_trial(option: Option, trial: Trial, work: Work) -> Trial:
-    """Return the trial that an option would run: the measured `trial` with the option's engine, batch and ranks.
+    """Return the trial that an option would run: the measured trial with the option's engine, batch and ranks.
 
-    The launcher is the measured one too; torchrun instead, where that one starts ranks on one host alone and the option
-    has several.
+    Args:
+        option: what was advised.
+        trial: the measured trial.
+        work: gives the epochs to train.
 
     Raises:
         RequestError: the study used a DeepSpeed file of its own, or was imported: only its author can repeat that.
     """
-    measured = trial.train
     candidate = option.candidate
+    _refuse_unrepeatable(trial, candidate.variant)
+    length = _advised_length(trial, work)
+    # Unequal micro-batches are for the ranks that were measured, so all ranks get the same again.
+    train_changes = {"epochs": length.epochs, "micro_batches": None}
+    trial_changes = {
+        "train": as_configured(trial.train, candidate).model_copy(update=train_changes),
+        "window": length.window,
+        "world": World(
+            nodes=option.nodes, ranks_per_node=candidate.ranks_per_node, threads_per_rank=trial.world.threads_per_rank
+        ),
+        "parallel": candidate.parallel,
+        "launcher": _advised_launcher(trial.launcher, option.nodes),
+    }
+    return trial.model_copy(update=trial_changes)
+
+
+def _refuse_unrepeatable(trial: Trial, advised_variant: EngineVariant) -> None:
+    """Raise RequestError where the results lack something that a study of the advised training needs."""
     if trial.origin is not None:
         message = "these results were imported, and do not say how to start such a training"
         raise RequestError(message, next_step="Write a study with the engine, batch and ranks as advised")
-    if measured.deepspeed_config is not None and EngineVariant.of_train(measured) == candidate.variant:
+    keeps_engine = EngineVariant.of_train(trial.train) == advised_variant
+    if keeps_engine and trial.train.deepspeed_config is not None:
         raise RequestError(
             "the study trained with a DeepSpeed file of its own, which the results hold no copy of that a study "
             "could name",
             next_step="Take the study's own file, and set [scaling] and [train] as advised",
         )
-    epochs: int | None = work.epochs
-    window = trial.window.model_copy(update={"steps": None})
-    if measured.script is not None and "epochs" not in script.placeholders(measured.arguments):
-        # The script itself decides how long it trains: the study measures as many steps as the one before.
-        epochs = measured.epochs
-        window = trial.window
-    train = as_configured(measured, candidate).model_copy(update={"epochs": epochs, "micro_batches": None})
-    world = World(
-        nodes=option.nodes, ranks_per_node=candidate.ranks_per_node, threads_per_rank=trial.world.threads_per_rank
-    )
-    launcher = "torchrun" if world.nodes > 1 and trial.launcher == LOCAL else trial.launcher
-    return trial.model_copy(
-        update={"train": train, "world": world, "window": window, "parallel": candidate.parallel, "launcher": launcher}
-    )
+
+
+class _TrainingLength(NamedTuple):
+    """How long a trial trains, and how long it measures."""
+
+    epochs: int | None
+    window: WindowSpec
+
+
+def _advised_length(trial: Trial, work: Work) -> _TrainingLength:
+    """Return the epochs of the work, all of which are measured.
+
+    Where a script of the user's takes no number of epochs it decides itself how long it trains. The study then measures
+    as many steps as the one before.
+    """
+    train = trial.train
+    script_decides = train.script is not None and "epochs" not in script.placeholders(train.arguments)
+    if script_decides:
+        return _TrainingLength(train.epochs, trial.window)
+    return _TrainingLength(work.epochs, trial.window.model_copy(update={"steps": None}))
+
+
+def _advised_launcher(measured_launcher: str, nodes: int) -> str:
+    """Return the measured launcher; torchrun instead of the one that starts ranks on one host alone, for several."""
+    return "torchrun" if measured_launcher == LOCAL and nodes > 1 else measured_launcher
 
 
 def study_text(name: str, option: Option, trial: Trial, work: Work) -> str:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -257,20 +256,20 @@ class TrialFigures:
 
     @property
     def batch_known(self) -> bool:
-        """Whether the micro-batch is known.
+        """Whether the micro-batch is known: images per rank and micro-step.
 
-        An import that does not give it has 1 instead, and its runs record that (`batch_told`). One of early format 11
-        records nothing, and has steps without images.
+        It may be unknown only for imported logs that do not state it: `train.micro_batch` is then 1, as a placeholder.
         """
-        if self.trial.origin is None or self.trial.train.micro_batch > 1:
+        is_imported = self.trial.origin is not None
+        is_placeholder = is_imported and self.trial.train.micro_batch == 1
+        if not is_placeholder:
             return True
         imports = [run.header.imported for run in self.recorded_runs if run.header.imported]
-        statements = [imported.batch_told for imported in imports if imported.batch_told is not None]
-        if statements:
-            return any(statements)
-        ranks = list(itertools.chain.from_iterable(run.ranks for run in self.recorded_runs))
-        has_images = any(_has_images(rank) for rank in ranks)
-        return has_images or any(rank.epochs for rank in ranks)
+        recorded_answers = [imported.batch_told for imported in imports if imported.batch_told is not None]
+        if recorded_answers:
+            return any(recorded_answers)
+        # Older records lack `batch_told`: with an unknown micro-batch they have neither images of steps nor epochs.
+        return any(_counts_images_or_epochs(run) for run in self.recorded_runs)
 
     @property
     def timed_as_a_whole(self) -> bool:
@@ -398,6 +397,11 @@ class TrialFigures:
     def model_name(self) -> str:
         """The model, as the user named it."""
         return self.trial.model_name or "unknown model"
+
+
+def _counts_images_or_epochs(run: Run) -> bool:
+    """Whether any rank of a run has recorded the images of a step, or an epoch."""
+    return any(_has_images(rank) or rank.epochs for rank in run.ranks)
 
 
 def _has_images(rank: RankRecord) -> bool:

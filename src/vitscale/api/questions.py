@@ -8,7 +8,7 @@ model, precision): an option that states such a fact changes the evidence, not t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,6 +40,11 @@ class PredictAnswer:
     finishes: tuple[Finish, ...]
     recorded: Evidence
     """The evidence as recorded: without facts of measured runs that options state."""
+
+    @property
+    def evidence_with_facts(self) -> Evidence:
+        """The evidence that the predictions rest on: as recorded, with the facts that options state."""
+        return self.forecast.evidence
 
     @property
     def recorded_series(self) -> tuple[Series, ...]:
@@ -112,37 +117,54 @@ class PredictQuestion(_Question):
 
     def figures(self, options: Options) -> object:
         """Return all figures of the answer with these options, to be compared by `==`."""
-        answered = self.answer(options, scored=False)
-        fields = predict_fields(answered.forecast)
+        answer = self.answer(options, scored=False)
+        fields = predict_fields(answer.forecast)
         predictions = [_comparable_figures(prediction) for prediction in fields["predictions"]]
-        finishes = [_finish_figures(finish) for finish in answered.finishes if not finish.reason]
+        finishes = [_finish_figures(finish) for finish in answer.finishes if not finish.reason]
         return _with_rounded_floats([predictions, fields["left_out"], finishes])
 
-    def remarks(self, answered: PredictAnswer, options: Options) -> Remarks:
-        """Return the remarks that stand before the answer to these options."""
-        ineffective_options = options_without_effect(options, self.figures)
-        recorded = answered.recorded
-        evidence = answered.forecast.evidence
-        sentences = [answering.taken_as_measured(recorded, evidence, besides=ineffective_options)]
-        effective_options = answering.facts_taken(recorded, evidence).keys() - ineffective_options
-        if effective_options & {"--engine", "--model", "--parameters"}:
-            sentences.append(self._sentence_on_traffic(answered))
-        without_effect = [
-            OptionWithoutEffect(option, options[option], _why_no_effect(option, options[option], answered))
-            for option in ineffective_options
-        ]
-        return _remarks(self.analysed, sentences, without_effect)
+    def remarks(self, answer: PredictAnswer, options: Options) -> Remarks:
+        """Return the remarks that stand before the answer to these options.
 
-    def _sentence_on_traffic(self, answered: PredictAnswer) -> str:
+        They say which facts of measured runs options have stated, and why an option changes no figure.
+
+        Args:
+            answer: the answer to these options.
+            options: an option -> its value, for all of `OPTIONS`.
+        """
+        ineffective_options = options_without_effect(options, self.figures)
+        without_effect = []
+        for option in ineffective_options:
+            value = options[option]
+            without_effect.append(OptionWithoutEffect(option, value, _why_no_effect(option, value, answer)))
+        on_stated_facts = self._sentences_on_stated_facts(answer, ineffective_options)
+        return _remarks(self.analysed, on_stated_facts, without_effect)
+
+    def _sentences_on_stated_facts(self, answer: PredictAnswer, ineffective_options: Collection[str]) -> list[str]:
+        """Return sentences on facts of measured runs that an import left open, and that options state.
+
+        They leave out the options without effect, which have remarks of their own.
+        """
+        sentences = [
+            answering.taken_as_measured(answer.recorded, answer.evidence_with_facts, besides=ineffective_options)
+        ]
+        stated_facts = answering.facts_taken(answer.recorded, answer.evidence_with_facts)  # by option
+        effective_options = stated_facts.keys() - ineffective_options
+        decides_what_is_sent = not effective_options.isdisjoint(("--engine", "--model", "--parameters"))
+        if decides_what_is_sent:
+            sentences.append(self._sentence_on_traffic(answer))
+        return sentences
+
+    def _sentence_on_traffic(self, answer: PredictAnswer) -> str:
         """Return a sentence on what a step sends, where an option stated an import's engine or model.
 
         It is empty where all predictions are of one rank, which sends nothing.
         """
-        predictions = answered.forecast.predictions
+        predictions = answer.forecast.predictions
         distributed = [prediction for prediction in predictions if prediction.gpus > 1]
         if not distributed:
             return ""
-        fitted = self._fit_to(answered.forecast.evidence)
+        fitted = self._fit_to(answer.evidence_with_facts)
         first = distributed[0]
         has_several_hosts = any(prediction.nodes > 1 for prediction in predictions)
         return _sentence_on_what_is_sent(fitted, first.series, first.trial, has_several_hosts=has_several_hosts)
@@ -220,18 +242,18 @@ _TRANSFER_OPTIONS = ("--network", "--check", "--engine", "--model", "--parameter
 """Options that decide how many bytes are sent, or how fast."""
 
 
-def _why_no_effect(option: str, value: object, answered: PredictAnswer) -> str:
+def _why_no_effect(option: str, value: object, answer: PredictAnswer) -> str:
     """Return why an option of `predict` changes no figure, as a clause; empty where that is not known."""
-    predictions = answered.forecast.predictions
-    why_not_converted = _why_nothing_is_converted(option, answered.recorded, answered.forecast.evidence)
+    predictions = answer.forecast.predictions
+    why_not_converted = _why_nothing_is_converted(option, answer.recorded, answer.evidence_with_facts)
     if why_not_converted:
         return why_not_converted
     if option in _FIGURE_BY_OPTION:
         return predictions[0].reasons.get(_FIGURE_BY_OPTION[option], "")
     if option in _FINISH_OPTIONS:
-        reasons = [finish.reason for finish in answered.finishes if finish.reason]
+        reasons = [finish.reason for finish in answer.finishes if finish.reason]
         return reasons[0] if reasons else ""
-    if option in _FIELD_BY_OPTION and _is_measured(option, value, answered):
+    if option in _FIELD_BY_OPTION and _is_measured(option, value, answer):
         return "that is what was measured"
     assumptions: list[Assumption] = []
     for prediction in predictions:
@@ -255,10 +277,10 @@ def _why_nothing_is_converted(option: str, recorded: Evidence, evidence: Evidenc
     )
 
 
-def _is_measured(option: str, value: object, answered: PredictAnswer) -> bool:
+def _is_measured(option: str, value: object, answer: PredictAnswer) -> bool:
     """Whether an option's value is what was recorded, not assumed, at the most ranks of every series."""
     field = _FIELD_BY_OPTION[option]
-    for series in answered.recorded_series:
+    for series in answer.recorded_series:
         last_point = series.points[-1]
         is_recorded = f"train.{field}" not in last_point.assumed
         if not is_recorded or getattr(last_point.trial.train, field) != value:
@@ -349,16 +371,16 @@ class AdviseQuestion(_Question):
         """Return the remarks that stand before the advice with these options."""
         ineffective_options = options_without_effect(options, self.figures)
         recorded = self._recorded_evidence(options)
-        evidence = self._evidence_with_facts(options)
-        sentences = [answering.taken_as_measured(recorded, evidence, besides=ineffective_options)]
-        effective_options = answering.facts_taken(recorded, evidence).keys() - ineffective_options
-        if "--parameters" in effective_options:
-            sentences.append(self._sentence_on_traffic(advice, evidence))
+        with_facts = self._evidence_with_facts(options)
         without_effect = []
         for option in ineffective_options:
-            reason = _why_nothing_is_converted(option, recorded, evidence) or _why_no_effect_on_advice(option, advice)
+            reason = _why_nothing_is_converted(option, recorded, with_facts) or _why_no_effect_on_advice(option, advice)
             without_effect.append(OptionWithoutEffect(option, options[option], reason))
-        return _remarks(self.analysed, sentences, without_effect)
+        on_stated_facts = [answering.taken_as_measured(recorded, with_facts, besides=ineffective_options)]
+        stated_facts = answering.facts_taken(recorded, with_facts)  # by option
+        if "--parameters" in stated_facts and "--parameters" not in ineffective_options:
+            on_stated_facts.append(self._sentence_on_traffic(advice, with_facts))
+        return _remarks(self.analysed, on_stated_facts, without_effect)
 
     def _sentence_on_traffic(self, advice: Advice, evidence: Evidence) -> str:
         """Return a sentence on what a step of the first answer sends, where an option stated an import's parameters.

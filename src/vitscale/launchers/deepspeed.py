@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from vitscale.base.interpreter import ModuleCommand, parse_module_command, python_module
 from vitscale.errors import RequestError, shown
@@ -39,30 +40,16 @@ class DeepSpeed(Launcher):
         """
         rank = parse_module_command(spawn.rank_command)
         is_local = _is_this_machine_alone(spawn.hosts)
-        if is_local:
-            names = ["localhost"]
-            master_address = "127.0.0.1"
-            launcher_options = ["--no_ssh_check"]
-        else:
+        if not is_local:
             _refuse_words_that_shells_change(rank, spawn.run_folder)
-            names = [host.name for host in spawn.hosts]
-            master_address = names[0]
-            launcher_options = ["--launcher=pdsh", "--force_multi"]
-        options = [
-            # Without a hostfile the runner counts GPUs, and stops where there are none.
-            f"--hostfile={spawn.run_folder / _HOSTFILE}",
-            f"--num_nodes={world.nodes}",
-            f"--num_gpus={world.ranks_per_node}",
-            f"--master_addr={master_address}",
-            f"--master_port={spawn.master_port}",
-            *launcher_options,
-            "--no_local_rank",
-            *("--module", rank.module, *rank.arguments),
-        ]
+        route = _LOCAL_ROUTE if is_local else _route_over_ssh(spawn.hosts)
+        runner_options = _runner_options(world, spawn, route)
+        rank_words = ["--module", rank.module, *rank.arguments]
+        command = python_module("deepspeed.launcher.runner", *runner_options, *rank_words, interpreter=rank.interpreter)
         return replace(
             spawn,
-            commands=(python_module("deepspeed.launcher.runner", *options, interpreter=rank.interpreter),),
-            files=((_HOSTFILE, hostfile(world, names)),),
+            commands=(command,),
+            files=((_HOSTFILE, hostfile(world, route.host_names)),),
             # A .deepspeed_env in the home or the working folder would be written into the remote shell's line too.
             environment={"DS_ENV_FILE": os.devnull},
             drop_variables=() if is_local else _EXPORTED_PREFIXES,
@@ -88,6 +75,41 @@ class DeepSpeed(Launcher):
             return f"pdsh cannot reach '{names_with_colons[0]}' by an address with colons; give the host a name"
         reason = changed_by_shells([("the interpreter", sys.executable), ("the working folder", str(Path.cwd()))])
         return f"{reason}; {_UNQUOTED}; {_REMEDY}" if reason else None
+
+
+class _Route(NamedTuple):
+    """How DeepSpeed's runner reaches the hosts on which ranks start."""
+
+    host_names: list[str]
+    """Names for its hostfile, one for each node."""
+    master_address: str
+    """Address of the first host, where all ranks meet."""
+    options: list[str]
+    """Options that make the runner take this route."""
+
+
+_LOCAL_ROUTE = _Route(["localhost"], master_address="127.0.0.1", options=["--no_ssh_check"])
+"""The route to this machine alone: the runner starts a child, and is not to try ssh."""
+
+
+def _route_over_ssh(hosts: tuple[Host, ...]) -> _Route:
+    """Return the route to named hosts, by pdsh; also where there is only one, which the runner would take for local."""
+    names = [host.name for host in hosts]
+    return _Route(names, master_address=names[0], options=["--launcher=pdsh", "--force_multi"])
+
+
+def _runner_options(world: World, spawn: Spawn, route: _Route) -> list[str]:
+    """Return the options of DeepSpeed's runner, which come before the module that ranks run."""
+    return [
+        # Without a hostfile the runner counts GPUs, and stops where there are none.
+        f"--hostfile={spawn.run_folder / _HOSTFILE}",
+        f"--num_nodes={world.nodes}",
+        f"--num_gpus={world.ranks_per_node}",
+        f"--master_addr={route.master_address}",
+        f"--master_port={spawn.master_port}",
+        *route.options,
+        "--no_local_rank",  # ranks know theirs by the environment, and take no such argument
+    ]
 
 
 def _is_this_machine_alone(hosts: tuple[Host, ...]) -> bool:

@@ -303,24 +303,48 @@ def contribution_clauses(waterfall: Waterfall) -> tuple[str, ...]:
 
 
 def _rounded_contributions(waterfall: Waterfall, efficiency: float) -> list[_Contribution]:
-    """Return the largest contributions, largest first, and those of all other factors in one.
+    """Return the contributions of the largest factors, largest first, and last those of all other factors in one.
 
     All are rounded to whole percent so that, with the efficiency, they add up to 100.
     """
+    listed_factors = _largest_factors(waterfall)
+    points_of_others = sum(factor.points for factor in waterfall.factors if factor not in listed_factors)
+    exact_percents = [100 * factor.points for factor in listed_factors]
+    exact_percents.append(100 * points_of_others)
+    lost_percent = 100 - round(100 * efficiency)
+    rounded_percents = whole_numbers(exact_percents, total=lost_percent)
+    percent_of_others = rounded_percents.pop()  # as it was appended
+    contributions = []
+    for factor, points in zip(listed_factors, rounded_percents, strict=True):
+        contributions.append(_contribution_of(waterfall, factor, points))
+    contributions.append(_Contribution(percent_of_others, _OTHER_THINGS))
+    return contributions
+
+
+def _largest_factors(waterfall: Waterfall) -> list[Factor]:
+    """Return up to four factors of at least a point, the largest first; gains count like losses."""
     largest_first = sorted(waterfall.factors, key=lambda factor: -abs(factor.points))
     large = [factor for factor in largest_first if abs(factor.points) >= 0.01 and factor.name != "other"]
-    listed_factors = large[:_MOST_FACTORS_NAMED]
-    other_points = sum(factor.points for factor in waterfall.factors if factor not in listed_factors)
-    exact_percents = [100 * factor.points for factor in listed_factors]
-    *rounded, rounded_other = whole_numbers([*exact_percents, 100 * other_points], total=100 - round(100 * efficiency))
-    contributions_of_listed = []
-    for factor, points in zip(listed_factors, rounded, strict=True):
-        takes_points = points > 0
-        words = _factor_in_words(waterfall, factor.name, takes_points=takes_points)
-        contributions_of_listed.append(
-            _Contribution(points, words, _points_bounds_text(factor, takes_points=takes_points))
-        )
-    return [*contributions_of_listed, _Contribution(rounded_other, _OTHER_THINGS)]
+    return large[:_MOST_FACTORS_NAMED]
+
+
+def _contribution_of(waterfall: Waterfall, factor: Factor, points: int) -> _Contribution:
+    """Return the contribution of one factor.
+
+    Above 0 it takes points from the efficiency, as "the transfer" does. Below 0 it gains some, as "a shorter transfer"
+    does.
+
+    Args:
+        waterfall: all factors of the trial.
+        factor: one of them.
+        points: its points in whole percent, as they are shown.
+    """
+    takes_points = points > 0
+    return _Contribution(
+        points=points,
+        what=_factor_in_words(waterfall, factor.name, takes_points=takes_points),
+        bounds=_points_bounds_text(factor, takes_points=takes_points),
+    )
 
 
 def loss_in_words(waterfall: Waterfall, factor: Factor) -> str:

@@ -33,37 +33,48 @@ class GroupPoints(NamedTuple):
     """In the order of sizes; a point's time is the slowest rank's, median over repeats."""
 
 
-class _RanksAndSize(NamedTuple):
-    ranks: int
-    size_bytes: int
-
-
 def points(ranks: Sequence[checks.CheckedRank], group: checks.CheckGroup, operation: checks.Operation) -> GroupPoints:
     """Return the measured points of an operation in the groups of one kind.
 
     There may be several groups: one on each host inside nodes, or several along an axis of ranks that share a model.
-    Then the slowest group counts, at the sizes that all groups measured.
+    Then the slowest group counts, at the sizes that all groups measured. Smaller groups than the largest are left out:
+    hosts with fewer ranks have other sizes, and other factors.
     """
-    lines_by_size: dict[_RanksAndSize, list[checks.CollectiveLine]] = {}
-    for rank in ranks:
-        for line in rank.collectives:
-            if line.group == group and line.operation == operation:
-                lines_by_size.setdefault(_RanksAndSize(line.ranks, line.size_bytes), []).append(line)
-    if not lines_by_size:
+    lines = _collective_lines(ranks, group, operation)
+    if not lines:
         return GroupPoints(0, [])
-    # Only the largest groups count: hosts with fewer ranks have other sizes, and other factors.
-    group_ranks = max(key.ranks for key in lines_by_size)
-    lines_of_largest = {key.size_bytes: lines for key, lines in lines_by_size.items() if key.ranks == group_ranks}
-    most_lines = max(map(len, lines_of_largest.values()))
-    measured = []
-    for size_bytes, lines in sorted(lines_of_largest.items()):
-        if len(lines) < most_lines:
-            continue  # some ranks did not measure this size
-        seconds = _slowest_rank_seconds(lines)
+    group_ranks = max(line.ranks for line in lines)
+    lines_of_largest = [line for line in lines if line.ranks == group_ranks]
+    bus_factor = checks.bus_factor(operation, group_ranks)
+    timed_sizes = []
+    for size_bytes, lines_of_size in _lines_by_complete_size(lines_of_largest).items():
+        seconds = _slowest_rank_seconds(lines_of_size)
         if seconds > 0:
-            bus_bytes = checks.bus_factor(operation, group_ranks) * size_bytes
-            measured.append(TimedSize(size_bytes, bus_bytes, seconds))
-    return GroupPoints(group_ranks, measured)
+            timed_sizes.append(TimedSize(size_bytes, bus_factor * size_bytes, seconds))
+    return GroupPoints(group_ranks, timed_sizes)
+
+
+def _collective_lines(
+    ranks: Sequence[checks.CheckedRank], group: checks.CheckGroup, operation: checks.Operation
+) -> list[checks.CollectiveLine]:
+    """Return what all ranks recorded of one operation in the groups of one kind: a line for each rank and size."""
+    lines: list[checks.CollectiveLine] = []
+    for rank in ranks:
+        lines += [line for line in rank.collectives if line.group == group and line.operation == operation]
+    return lines
+
+
+def _lines_by_complete_size(lines: Sequence[checks.CollectiveLine]) -> dict[int, list[checks.CollectiveLine]]:
+    """Return size in bytes -> its lines, in the order of sizes, without sizes that only some ranks measured."""
+    lines_by_size: dict[int, list[checks.CollectiveLine]] = {}
+    for line in lines:
+        lines_by_size.setdefault(line.size_bytes, []).append(line)
+    lines_of_complete_size = max(len(lines_of_size) for lines_of_size in lines_by_size.values())
+    complete = {}
+    for size_bytes, lines_of_size in sorted(lines_by_size.items()):
+        if len(lines_of_size) == lines_of_complete_size:
+            complete[size_bytes] = lines_of_size
+    return complete
 
 
 def _slowest_rank_seconds(lines: Sequence[checks.CollectiveLine]) -> float:

@@ -112,34 +112,92 @@ class CheckTarget:
 
 
 def check_target(path: Path | None, overlay: Overlay, overrides: Sequence[str] = ()) -> CheckTarget:
-    """Read the study, if there is one, and find its hosts and images. Nothing is written.
+    """Return the hosts to check, and the largest trial of the study, for whose training they are checked.
+
+    The hosts are those of a hostfile, those of the allocation that this runs in, or this machine alone. Without a study
+    only the overlay may name a hostfile, and there is no trial. Nothing is written.
+
+    Args:
+        path: the study file; None: there is none.
+        overlay: sections of the site file and of command-line options, which replace values of the study.
+        overrides: "section.key=value", which replace values of both.
 
     Raises:
         RequestError: study, site file, hostfile or data cannot be used; or this is a cluster's login node.
     """
-    shown_path = path or Path("(no study file)")
-    file = StudyFile.read(path, overlay, overrides) if path else StudyFile(shown_path, _PLACEHOLDER_STUDY, overlay)
-    study = file.study
-    scheduler = scheduler_for(study, shown_path)
+    file = _study_or_placeholder(path, overlay, overrides)
+    scheduler = _scheduler_with_hosts(file)
+    hosts = _hosts_of_hostfile(file, scheduler)
+    target = CheckTarget(file.study, scheduler, hosts, nodes=_node_count(hosts, scheduler), trial=None)
+    has_study = path is not None
+    return _with_largest_trial(target, file) if has_study else target
+
+
+def _study_or_placeholder(path: Path | None, overlay: Overlay, overrides: Sequence[str]) -> StudyFile:
+    """Return the study in a file; without a file a placeholder, of which only the overlay's values are used."""
+    if path is None:
+        return StudyFile(Path("(no study file)"), _PLACEHOLDER_STUDY, overlay)
+    return StudyFile.read(path, overlay, overrides)
+
+
+def _scheduler_with_hosts(file: StudyFile) -> Placement:
+    """Return the scheduler of a study, which knows its hosts now.
+
+    Raises:
+        RequestError: it gets to know them only when a job runs.
+    """
+    scheduler = scheduler_for(file.study, file.path)
     if isinstance(scheduler, Submitter):
         raise RequestError(
             f"this is a login node: {scheduler.title} names the hosts once a job runs",
             next_step="Check inside an allocation: salloc --nodes=2 vitscale check, or a job that runs it",
         )
-    # A hostfile's `pool` refuses two names of one host, on which ranks may well start together.
-    is_hostfile = isinstance(scheduler, Hostfile)
-    hosts = read_hostfile(path_named_in(shown_path, study.launch.hostfile or "")) if is_hostfile else ()
-    nodes = len(hosts or scheduler.pool()) or 1
-    if path is None:
-        return CheckTarget(study, scheduler, hosts, nodes, trial=None)
-    expansion = expand(file, scheduler.machine(), sources.check, scheduler.slots(), scheduler.default_launcher)
-    trial_id = max(expansion.trials, key=lambda trial_id: _size_key(expansion.trials[trial_id]))
-    return CheckTarget(study, scheduler, hosts, nodes, expansion.trials[trial_id], expansion.fingerprints[trial_id])
+    return scheduler
 
 
-def _size_key(trial: Trial) -> tuple[int, int]:
-    """Return a trial's ranks, then the ranks that share its model. The largest such pair is the largest trial's."""
-    return trial.world.size, trial.parallel.ranks_per_model
+def _hosts_of_hostfile(file: StudyFile, scheduler: Placement) -> tuple[Host, ...]:
+    """Return all hosts of the study's hostfile; empty where it has none.
+
+    The file is read here, since the scheduler's `pool` refuses two names of one host, which a check allows: ranks may
+    well start together there.
+    """
+    if not isinstance(scheduler, Hostfile):
+        return ()
+    return read_hostfile(path_named_in(file.path, file.study.launch.hostfile or ""))
+
+
+def _node_count(hosts_of_hostfile: Sequence[Host], scheduler: Placement) -> int:
+    """Return the number of hosts: those of the hostfile, else the allocation's, else this machine alone."""
+    if hosts_of_hostfile:
+        return len(hosts_of_hostfile)
+    allocated_hosts = scheduler.pool()
+    return len(allocated_hosts) or 1
+
+
+def _with_largest_trial(target: CheckTarget, file: StudyFile) -> CheckTarget:
+    """Return the target with the study's largest trial, and the fingerprint of its dataset.
+
+    Raises:
+        RequestError: the study cannot be planned, or its data cannot be used.
+    """
+    scheduler = target.scheduler
+    expansion = expand(
+        file, scheduler.machine(), sources.check, slots=scheduler.slots(), launcher=scheduler.default_launcher
+    )
+    largest_id = max(expansion.trials, key=lambda trial_id: _trial_size(expansion.trials[trial_id]))
+    return replace(target, trial=expansion.trials[largest_id], dataset_fingerprint=expansion.fingerprints[largest_id])
+
+
+class _TrialSize(NamedTuple):
+    """Orders trials by size: by all of their ranks first."""
+
+    ranks: int
+    ranks_per_model: int
+    """Ranks that share one model."""
+
+
+def _trial_size(trial: Trial) -> _TrialSize:
+    return _TrialSize(trial.world.size, trial.parallel.ranks_per_model)
 
 
 def request(target: CheckTarget, *, ranks_per_node: int | None, quick: bool) -> checks.CheckRequest:

@@ -219,24 +219,42 @@ def _calls_a_collective(event: Event, calls_by_thread: Mapping[int, Sequence[_Ca
 
 
 def launches_of(events: Iterable[Event]) -> list[Launched]:
-    """Return the device's work in the order of launch, without events whose times are impossible.
+    """Return the kernels and copies of the device in the order in which the host launched them.
 
-    The launch of some work is not among the events. Correlations count up, so that work with a correlation below those
-    of all recorded launches was launched before the profile began: its launch stands at 0. Work without a launch for
-    another reason counts as launched at its own start.
+    Work whose times are impossible is left out.
     """
     events = list(events)
     launch_times = _launch_times(events)
     first_correlation = min(launch_times, default=0)
     launches = []
     for event in events:
-        if event.kind not in ("kernel", "copy"):
-            continue
-        unrecorded_launch_ns = 0 if _was_launched_earlier(event, first_correlation) else event.start_ns
-        launch_ns = launch_times.get(event.correlation, unrecorded_launch_ns)
-        if event.start_ns > 0 and event.start_ns >= launch_ns - _MOST_CLOCK_DIFFERENCE_NS:
-            launches.append(Launched(launch_ns, event))
-    return sorted(launches)
+        if event.kind in ("kernel", "copy"):
+            launched = Launched(_launch_ns(event, launch_times, first_correlation), event)
+            if _is_possible(launched):
+                launches.append(launched)
+    return sorted(launches)  # by `launch_ns`; work of one launch keeps an order that does not depend on the file's
+
+
+def _launch_ns(work: Event, launch_times: Mapping[int, int], first_correlation: int) -> int:
+    """Return when the host launched some work of the device.
+
+    A launch that is not recorded counts as at 0 if it came before the profile, else as at the work's own start.
+
+    Args:
+        work: a kernel or a copy.
+        launch_times: correlation -> time of the recorded launch.
+        first_correlation: the smallest of these correlations.
+    """
+    if work.correlation in launch_times:
+        return launch_times[work.correlation]
+    return 0 if _was_launched_earlier(work, first_correlation) else work.start_ns
+
+
+def _is_possible(launched: Launched) -> bool:
+    """Whether work has a time, and does not begin before its launch by more than clocks differ."""
+    start_ns = launched.event.start_ns
+    has_time = start_ns > 0
+    return has_time and start_ns >= launched.launch_ns - _MOST_CLOCK_DIFFERENCE_NS
 
 
 def _was_launched_earlier(event: Event, first_correlation: int) -> bool:

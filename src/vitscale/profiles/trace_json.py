@@ -171,18 +171,21 @@ class TraceText:
 
         Args:
             buffer: the end of the file, from an event on: `{...}, {...}], "traceName": "a.json"}`.
+
+        Raises:
+            StoreError: the list of events does not end, or what stands after it is no JSON.
         """
+        # The "[" that begins the list has been read before: with it the buffer begins with a whole JSON list.
+        text = _as_valid_json(b"[" + buffer)
         try:
-            text = _as_valid_json(b"[" + buffer)
-            last_events, end = json.JSONDecoder(strict=False).raw_decode(text)
-            footer = text[end:].strip(" \t\r\n")
-            if footer.startswith(","):
-                self._add_facts(("{" + footer[1:]).encode())
-        except (ValueError, RecursionError) as error:
-            if isinstance(error, StoreError):
-                raise
+            last_events, list_end = json.JSONDecoder(strict=False).raw_decode(text)
+        except (ValueError, RecursionError):
             message = f"{shown(self._path.name)} is cut off or broken after {self._events:,} events"
             raise StoreError(message, next_step="Copy it again from where it was written") from None
+        footer = text[list_end:].strip(" \t\r\n")
+        if footer.startswith(","):
+            # , "traceName": "a.json"} -> {"traceName": "a.json"}
+            self._add_facts(("{" + footer.removeprefix(",")).encode())
         return [_as_event(value) for value in last_events]
 
     def _add_facts(self, text: bytes) -> None:

@@ -222,12 +222,13 @@ class _DecodedChunk(NamedTuple):
 
 
 def _fill_by_threads(
-    images: Images, shape: ArrayShape, size: int, parts: Iterator[_ChunkImages]
+    images: Images, shape: ArrayShape, images_per_chunk: int, parts: Iterator[_ChunkImages]
 ) -> Iterator[_DecodedChunk]:
     """Decodes chunks one after the other, each by this process's threads."""
     for part in parts:
-        first = part.chunk * size
-        yield _DecodedChunk(part.chunk, _fill_chunk(images[first : first + size], part.encoded, shape, threads=True))
+        first = part.chunk * images_per_chunk
+        images_of_chunk = images[first : first + images_per_chunk]
+        yield _DecodedChunk(part.chunk, _fill_chunk(images_of_chunk, part.encoded, shape, threads=True))
 
 
 def _fill_chunk(images: Images, encoded: Encoded, shape: ArrayShape, *, threads: bool) -> _ChunkResult:
@@ -247,26 +248,40 @@ def _fill_chunk(images: Images, encoded: Encoded, shape: ArrayShape, *, threads:
 
 
 def _fill_by_processes(
-    processes: int, path: Path, shape: ArrayShape, size: int, parts: Iterator[_ChunkImages]
+    processes: int, path: Path, shape: ArrayShape, images_per_chunk: int, parts: Iterator[_ChunkImages]
 ) -> Iterator[_DecodedChunk]:
-    """Decodes chunks of the array in file `path` by processes, and yields them as they are done, in any order.
+    """Decodes chunks by processes, and yields them as they are done, in any order.
+
+    A few chunks are pending for each process; another one is taken from `parts` only when one of these is done.
+
+    Args:
+        processes: their number.
+        path: the file of the array that they fill.
+        shape: what images are stored as.
+        images_per_chunk: images of each chunk but the last, which may have fewer.
+        parts: the images of each chunk that is to be decoded.
 
     Raises:
         Unfinished: such a process was ended from outside.
     """
+    most_pending = processes * _MOST_PENDING_CHUNKS
     # Spawned, not forked: the driver has threads. Whatever is unpickled in them comes from here.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(processes, context, initializer=_end_with_driver, initargs=(os.getpid(),))
     chunk_by_future: dict[Future[_ChunkResult], int] = {}
     try:
         while True:
-            for part in islice(parts, processes * _MOST_PENDING_CHUNKS - len(chunk_by_future)):
-                future = pool.submit(_fill_chunk_of_file, path, part.chunk * size, part.encoded, shape)
+            free_places = most_pending - len(chunk_by_future)
+            for part in islice(parts, free_places):  # takes these out of the iterator
+                first_image = part.chunk * images_per_chunk
+                future = pool.submit(_fill_chunk_of_file, path, first_image, part.encoded, shape)
                 chunk_by_future[future] = part.chunk
             if not chunk_by_future:
-                break
-            for future in wait(chunk_by_future, return_when=FIRST_COMPLETED).done:
-                yield _DecodedChunk(chunk_by_future.pop(future), future.result())
+                return
+            done_futures = wait(chunk_by_future, return_when=FIRST_COMPLETED).done
+            for future in done_futures:
+                chunk = chunk_by_future.pop(future)
+                yield _DecodedChunk(chunk, future.result())
     except BrokenProcessPool:
         raise Unfinished(
             "a process that decodes images was ended from outside", next_step="Run again: what is done is kept"

@@ -78,22 +78,23 @@ class RankLines(Record):
 
         Args:
             lines: lines of any kinds, in the order in which the rank wrote them.
-            known: values of fields that do not come from lines.
+            known: values of fields by their names; lines do not change these.
         """
         lines_by_kind: dict[type[RankLine], list[RankLine]] = {}
         for line in lines:
             lines_by_kind.setdefault(type(line), []).append(line)
-        values = dict(known)
-        for name, field in _line_table(cls).items():
+        values_by_field = dict(known)
+        for name, field in _fields_made_of_lines(cls).items():
             if field.kind in lines_by_kind and name not in known:
-                values[name] = field.value_of(lines_by_kind[field.kind])
-        # A copy takes half as long as `model_construct`.
-        return cast("Self", _without_lines(cls).model_copy(update=values))
+                values_by_field[name] = field.value_of(lines_by_kind[field.kind])
+        # The empty record, made once for each class, has the values of all other fields. Copying it skips validation,
+        # and takes half as long as `model_construct`.
+        return cast("Self", _empty_record(cls).model_copy(update=values_by_field))
 
 
 def kinds_of(record: type[RankLines]) -> tuple[type[RankLine], ...]:
     """Return the kinds of lines that a subclass of `RankLines` has fields for."""
-    return tuple(field.kind for field in _line_table(record).values())
+    return tuple(field.kind for field in _fields_made_of_lines(record).values())
 
 
 class _LineField(NamedTuple):
@@ -105,8 +106,11 @@ class _LineField(NamedTuple):
 
 
 @cache
-def _line_table(record: type[RankLines]) -> Mapping[str, _LineField]:
-    """Return name -> field, for those fields of a subclass of `RankLines` that are made of lines."""
+def _fields_made_of_lines(record: type[RankLines]) -> Mapping[str, _LineField]:
+    """Return name -> field, for those fields of a subclass of `RankLines` that are made of lines.
+
+    A field's annotation says which kind of line it is made of, and how: see `RankLines`.
+    """
     table: dict[str, _LineField] = {}
     for name, field in record.model_fields.items():
         holds_all = get_origin(field.annotation) in (tuple, Sequence)
@@ -123,10 +127,13 @@ def _line_table(record: type[RankLines]) -> Mapping[str, _LineField]:
 
 
 @cache
-def _without_lines(record: type[RankLines]) -> RankLines:
-    """Return a record of no line; fields that are of no kind of line have their defaults, or are missing."""
-    no_lines: dict[str, Any] = {name: field.value_of([]) for name, field in _line_table(record).items()}
-    return record.model_construct(**no_lines)
+def _empty_record(record: type[RankLines]) -> RankLines:
+    """Return the record of a rank that wrote no line.
+
+    Its fields that are made of lines are empty, None or False. All others have their defaults, or are missing.
+    """
+    empty_values: dict[str, Any] = {name: field.value_of([]) for name, field in _fields_made_of_lines(record).items()}
+    return record.model_construct(**empty_values)
 
 
 def _last_line(lines: list[RankLine]) -> RankLine | None:

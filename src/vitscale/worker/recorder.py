@@ -212,21 +212,34 @@ class StepRecorder:
         self._first_step = _FirstStep()
 
     def begin_step(self) -> None:
-        """Begins the next step; does nothing within a step."""
-        if self._step_context is not None:
+        """Begins the next step; does nothing within a step.
+
+        The step is inside a context until `end_step`. In a step that is only trained for its traffic the context counts
+        this; in a recorded step it marks the step in the profile, if there is one.
+        """
+        if self.is_in_step:
             return
         if self.is_counting:
-            self._step_context = self._traffic.context(self.step)
-            self._step_context.__enter__()
+            self._enter_step(self._traffic.context(self.step))
             return
-        if self.step == self._stretch.planned.stop:
+        self._prepare_recorded_step()
+        self._enter_step(self._explainer.step(self.step))
+
+    def _prepare_recorded_step(self) -> None:
+        """Ends and begins what changes before this step: the stretch of timed steps, a profile, or the first step."""
+        is_after_timed_steps = self.step == self._stretch.planned.stop
+        if is_after_timed_steps:
             self._stretch.end(self.step)
-        if self.window == "explained" and not self._explainer.explaining:
+        is_first_explained_step = self.window == "explained" and not self._explainer.explaining
+        if is_first_explained_step:
             self._begin_block()
         if self.step == 0 and self._first_step is None:
             self.begin_first_step()
-        self._step_context = self._explainer.step(self.step)
-        self._step_context.__enter__()
+
+    def _enter_step(self, context: AbstractContextManager[object]) -> None:
+        """Enters the context around a step; `_leave_step` leaves it."""
+        self._step_context = context
+        context.__enter__()
 
     def end_step(self, images: int, loss: Tensor) -> None:
         """Ends the step when all of its work has been issued.
@@ -266,7 +279,7 @@ class StepRecorder:
 
         The clock starts anew.
         """
-        if self._step_context is None:
+        if not self.is_in_step:
             return
         self._undo_step()
         if self._stretch.is_sampled:  # the counters hold what this step has used, together with the steps before

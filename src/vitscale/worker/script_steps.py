@@ -367,7 +367,7 @@ class ScriptSteps:
             self._pause()  # an earlier pause has dropped this step; what came after it belongs to none
             return
         recorder.end_step(images, self._take_mean_loss())
-        self._record_what_is_over(recorder)
+        self._after_step(recorder)
         self.begin_step()
 
     def drop_step(self) -> None:
@@ -385,19 +385,23 @@ class ScriptSteps:
         loop.short_images = images if is_short else None
         self.end_step(images, allow_fewer_images=is_short)
 
-    def _record_what_is_over(self, recorder: StepRecorder) -> None:
-        """Records what has ended with the latest step: a block of explained steps, or all steps of the script.
+    def _after_step(self, recorder: StepRecorder) -> None:
+        """Writes what the step that has just ended completes: a profile, or the record of all steps.
 
-        After the last step to record come a few whose traffic is counted, if there is a process group.
+        With a limit, a script's first steps are recorded. Then, in a process group, come a few whose traffic is counted
+        instead (`StepRecorder.count_traffic`). After the last of either kind the measurement is done.
         """
         if recorder.has_profile:
             recorder.write_profile(self._with_unnamed_phases)
         if self.step_limit is None:
             return
-        if recorder.step == self.step_limit:
+        steps_ended = recorder.step
+        if steps_ended < self.step_limit:
+            return
+        if steps_ended == self.step_limit:
             self._record_epoch(recorder)
             recorder.count_traffic()
-        if recorder.step >= self.step_limit and not recorder.is_counting:
+        if not recorder.is_counting:  # no step is left whose traffic is to be counted
             self.done = True
             PROGRESS.phase = "script, measured"
 
@@ -428,7 +432,7 @@ class ScriptSteps:
             self._check_images(images, allow_fewer=True)
             recorder.end_step(images, self._take_mean_loss())
             self._pause()  # and not `begin_step`, which would wait for other ranks
-            self._record_what_is_over(recorder)
+            self._after_step(recorder)
         else:
             if not recorder.is_counting:
                 self._steps_dropped_by_breaks += 1

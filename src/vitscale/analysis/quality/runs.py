@@ -378,33 +378,43 @@ class _Compilation(NamedTuple):
     trial: TrialResult
 
     @property
-    def is_compiling_alone(self) -> bool:
-        """Whether `seconds` are those of compiling alone; else they are those of the whole phase."""
+    def is_added_time(self) -> bool:
+        """Whether `seconds` are what compiling added to the phase.
+
+        Else they are those of the whole phase, because no run without a compilation shows how long the rest takes.
+        """
         return self.phase in self.start_up.phases
 
 
 def one_off_compilation(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Notes the runs that compiled what later ones find compiled."""
+    """Notes the runs that compiled what later ones find compiled, with the seconds of the longest compilation."""
     compilations = _compilations(measured)
     if not compilations:
         return
     longest = max(compilations, key=lambda compilation: compilation.seconds)
-    is_engine = longest.phase == "engine"
-    # "took 80 s longer to build than in other runs", or where none compiled nothing "took 80 s to build".
-    longer = " longer" if longest.is_compiling_alone else ""
-    purpose = " to build" if is_engine else ""
-    comparison = " than in other runs" if longest.is_compiling_alone else ""
     compiled_names = ", ".join(longest.run.compiled[longest.phase])
-    runs = len({compilation.run.run for compilation in compilations})
-    cache_variable = "TORCH_EXTENSIONS_DIR" if is_engine else "TORCHINDUCTOR_CACHE_DIR"
+    names_of_runs = {compilation.run.run for compilation in compilations}  # a run may compile in several phases
+    runs_text = f"{len(names_of_runs)} run{'s' if len(names_of_runs) > 1 else ''}"
+    cache_variable = "TORCH_EXTENSIONS_DIR" if longest.phase == "engine" else "TORCHINDUCTOR_CACHE_DIR"
     yield note(
         "one-off-compilation",
-        message=f"the {longest.phase.replace('_', ' ')} of {run_name(longest.trial, longest.run)} took "
-        f"{longest.seconds:.0f} s{longer}{purpose}{comparison}: a one-off compilation of {compiled_names} "
-        f"({runs} run{'s' if runs > 1 else ''} in all)",
+        message=f"{_compilation_clause(longest)}: a one-off compilation of {compiled_names} ({runs_text} in all)",
         advice=f"It is in no start-up, prediction or advice. A new machine pays it once more: keep {cache_variable}.",
         trials=[compilation.trial for compilation in compilations],
     )
+
+
+def _compilation_clause(compilation: _Compilation) -> str:
+    """Return how long a phase of start-up took because of a compilation.
+
+    Example: "the engine of <run> took 80 s longer to build than in other runs"; where all runs compiled, "the engine of
+    <run> took 80 s to build".
+    """
+    phase_of_run = f"the {compilation.phase.replace('_', ' ')} of {run_name(compilation.trial, compilation.run)}"
+    purpose = " to build" if compilation.phase == "engine" else ""
+    if compilation.is_added_time:
+        return f"{phase_of_run} took {compilation.seconds:.0f} s longer{purpose} than in other runs"
+    return f"{phase_of_run} took {compilation.seconds:.0f} s{purpose}"
 
 
 def _compilations(trials: Sequence[TrialResult]) -> list[_Compilation]:

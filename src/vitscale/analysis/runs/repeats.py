@@ -174,19 +174,22 @@ def observations(
 
 
 def over_runs(values: Sequence[float | None], clusters: Clusters, deciding_runs: int = 0) -> Estimate | None:
-    """Return the figure of a trial, with bounds from 3 observations; None where no run has it.
+    """Return the mean of a figure over the runs of a trial, with its 95 % interval; None where no run has the figure.
 
-    It is `statistics.interval` of one value per observation, or `mean_interval` where a run has 0.
+    It is a geometric mean, or an arithmetic mean where a run has 0. The interval needs 3 observations.
 
     Args:
         values: the value of each run, not negative; None where it is unknown.
-        clusters: the runs of each observation.
-        deciding_runs: as for `statistics.interval`; for figures that follow the time of a step.
+        clusters: the runs that count together as one observation, as those of one allocation may; see `Clusters`.
+        deciding_runs: how many of the first runs decided how many runs were made (`run_plan`). It is to be stated for
+            figures that follow the time of a step, on which they decided: the interval then rests on the spread of the
+            later runs. 0: the number of runs was fixed before, or the figure had no part in it.
     """
     all_are_positive = all(value is None or value > 0 for value in values)
     if all_are_positive:
         observed = observations(values, clusters, statistics.geometric_mean)
         return interval(observed, deciding_runs=deciding_runs, fewest=FEWEST_REPEATS) if observed else None
+    # A geometric mean has no zeros, and times of 0 are not log-normal.
     observed = observations(values, clusters, statistics.fmean)
     return mean_interval(observed) if observed else None
 

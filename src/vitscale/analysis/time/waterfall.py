@@ -339,30 +339,59 @@ def _comparable_parts(sides: Mapping[str, TrialResult]) -> list[dict[str, float]
     Raises:
         Unexplained: with the reason.
     """
-    common = _parts_all_can_tell(list(sides.values()))
+    common = _common_parts(list(sides.values()))
     return [_light_parts(trial, side_clause, common) for side_clause, trial in sides.items()]
 
 
-def _parts_all_can_tell(trials: Sequence[TrialResult]) -> _CommonParts:
-    """Return which parts of a step are known apart from one another in all of these trials."""
-    breakdowns = [result.breakdown for result in trials]
-    is_communication_one_part = not all(breakdown is None or breakdown.wait_known for breakdown in breakdowns)
+def _common_parts(trials: Sequence[TrialResult]) -> _CommonParts:
+    """Return the parts of a step by which these trials can be compared: those that every trial knows.
+
+    A part that one trial does not know is merged into another part in all of them, so that all have the same parts.
+    """
+    is_communication_one_part = any(_mixes_wait_and_transfer(trial) for trial in trials)
     merged: dict[str, str] = {}
-    # Where a trial did not record the marks of such a part, its time is in "other".
-    for part in ("launch_gaps", "data_wait", "optimizer"):
-        if any(breakdown is None or breakdown.typical.parts[part] is None for breakdown in breakdowns):
-            merged[part] = "other"
-    has_synchronised_norm = any(result.trial.train.batch_norm == "synchronised" for result in trials)
-    if not is_communication_one_part and not has_synchronised_norm:
-        merged["norm"] = "wire"  # adds 0: there is no synchronised norm
-    has_stages = any(result.trial.parallel.pipeline > 1 for result in trials)
-    if not has_stages:
-        merged["bubble"] = "other"  # adds 0: there is no pipeline
-    decoding_shares = [result.loader.decoding_share for result in trials]
-    is_decoding_known = None not in decoding_shares and any(decoding_shares)
+    for part in _PARTS_BY_MARKS:
+        if any(_lacks_part(trial, part) for trial in trials):
+            merged[part] = "other"  # which holds its time in the trial that lacks it
+    # Parts that are 0 in all of these trials get no factor: adding 0 to another part changes nothing.
+    if not is_communication_one_part and not any(_synchronises_norms(trial) for trial in trials):
+        merged["norm"] = "wire"
+    if not any(_is_pipeline(trial) for trial in trials):
+        merged["bubble"] = "other"
+    is_data_wait_known = "data_wait" not in merged
     return _CommonParts(
-        is_communication_one_part, merged, is_decoding_apart=is_decoding_known and "data_wait" not in merged
+        is_communication_one_part, merged, is_decoding_apart=is_data_wait_known and _is_decoding_known(trials)
     )
+
+
+_PARTS_BY_MARKS = ("launch_gaps", "data_wait", "optimizer")
+"""Parts that show by marks in a profile; without its marks the time of a part is in "other"."""
+
+
+def _mixes_wait_and_transfer(trial: TrialResult) -> bool:
+    """Whether a trial's steps were explained, but waiting for other ranks could not be told from the transfer."""
+    return trial.breakdown is not None and not trial.breakdown.wait_known
+
+
+def _lacks_part(trial: TrialResult, part: str) -> bool:
+    """Whether the seconds of a part are unknown for a trial."""
+    return trial.breakdown is None or trial.breakdown.typical.parts[part] is None
+
+
+def _synchronises_norms(trial: TrialResult) -> bool:
+    """Whether ranks exchange the statistics of batch norms: the part "norm"."""
+    return trial.trial.train.batch_norm == "synchronised"
+
+
+def _is_pipeline(trial: TrialResult) -> bool:
+    """Whether ranks hold stages of one model, which wait for one another: the part "bubble"."""
+    return trial.trial.parallel.pipeline > 1
+
+
+def _is_decoding_known(trials: Sequence[TrialResult]) -> bool:
+    """Whether all trials know which share of loading was decoding, and some trial decoded at all."""
+    decoding_shares = [trial.loader.decoding_share for trial in trials]
+    return None not in decoding_shares and any(decoding_shares)
 
 
 def _light_parts(result: TrialResult, side_clause: str, common: _CommonParts) -> dict[str, float]:

@@ -124,23 +124,25 @@ def _clause_on_smaller_bucket(view: ConfigurationView) -> str:
 
 
 def _bf16_optimizer_overlaps_nothing(view: ConfigurationView) -> FileFinding:
-    """Return the finding on a file with which DeepSpeed takes BF16_Optimizer (`sends_by_itself`)."""
+    """Return the finding on a file with which DeepSpeed takes BF16_Optimizer (`sends_by_itself`).
+
+    It does so because the file asks for fp32 accumulation. Without that it takes the usual optimizer of stage 1, which
+    can overlap.
+    """
     key = "data_types.grad_accum_dtype"
-    removal = {key: REMOVED}
-    text = f"Leave {key} out"
+    without_accumulation_type = {key: REMOVED}
+    usual_optimizer = Remedy(f"Leave {key} out, or take stage 2", without_accumulation_type)
+    usual_optimizer_that_overlaps = Remedy(
+        f"Leave {key} out and set overlap_comm to true, {_clause_on_smaller_bucket(view)}",
+        {**without_accumulation_type, **_changes_to_overlap(view)},
+    )
     return finding(
         "no-overlap",
         "warning",
         key=key,
         message="With bf16 and fp32 accumulation at stage 1 DeepSpeed takes BF16_Optimizer, which knows neither "
         "overlap_comm nor reduce_bucket_size: gradients are sent after backward has ended",
-        fix=[
-            Remedy(f"{text}, or take stage 2", removal),
-            Remedy(
-                f"{text} and set overlap_comm to true, {_clause_on_smaller_bucket(view)}",
-                {**removal, **_changes_to_overlap(view)},
-            ),
-        ],
+        fix=[usual_optimizer, usual_optimizer_that_overlaps],
         source=f"{view.source('runtime/engine.py')} (_do_optimizer_sanity_check, allreduce_gradients)",
     )
 

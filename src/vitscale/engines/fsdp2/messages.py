@@ -17,30 +17,44 @@ _Block = Sequence[Tensor]
 
 
 def messages(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
-    """Return what FSDP2 sends: in every micro-step gathers of each block in forward and backward, and one of the root.
+    """Return the collectives of an optimizer step: all-gathers of weights, and reduce-scatters of gradients.
 
-    A block is gathered while the one before is computed (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py).
-    The first gathers of forward and of backward, and the root's, are waited for. Gradients of a block are scattered
-    while the next ones are made. On a CPU, which has no streams, every call is waited for.
-
-    In stages of a pipeline a block stays gathered from a backward to the next forward. A step then gathers it in each
-    forward and once more; it gathers the root once, and scatters gradients once.
-
-    Tensors are cut along their first dimension and padded to a multiple of the ranks. So a class token or positions,
-    whose first dimension is 1, grow with every rank: FSDP2 sends them like that (docs/traffic.md), which is much at a
-    thousand ranks.
+    Before a block of the model is computed its weights are gathered from all ranks, in forward and again in backward.
+    After its backward its gradients are scattered to the ranks. The root, which is all that is in no block, is gathered
+    before forward, and its gradients come last. `_MessageFactory` says when each call may start, and how often it is
+    made.
     """
     model_tensors = tensors(shapes)
-    blocks = [list(block) for number, block in groupby(model_tensors, key=lambda t: t.block) if number is not None]
+    blocks = _blocks_in_order(model_tensors)
     root = [tensor for tensor in model_tensors if tensor.block is None]
-    exchange = _Exchange(trial)
-    gathered_root = [exchange.gather_root(root)] if root else []
-    scattered_root = [exchange.scatter(root, ready=1.0)] if root else []
-    return (*gathered_root, *exchange.in_forward(blocks), *exchange.in_backward(blocks), *scattered_root)
+    factory = _MessageFactory(trial)
+    root_gathers = [factory.gather_root(root)] if root else []
+    forward_gathers = factory.forward_gathers(blocks)
+    backward_messages = factory.backward_messages(blocks)
+    root_scatters = [factory.scatter(root, ready=1.0)] if root else []
+    return (*root_gathers, *forward_gathers, *backward_messages, *root_scatters)
 
 
-class _Exchange:
-    """Makes the messages of a trial's ranks."""
+def _blocks_in_order(model_tensors: Sequence[Tensor]) -> list[_Block]:
+    """Return the tensors of each wrapped block, in the order of forward."""
+    runs_of_tensors = groupby(model_tensors, key=lambda tensor: tensor.block)
+    return [list(tensors_of_block) for block, tensors_of_block in runs_of_tensors if block is not None]
+
+
+class _MessageFactory:
+    """Makes the messages of a trial's ranks.
+
+    When calls start: a block is gathered while the one before is computed, and its gradients are scattered while the
+    next ones are made (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py). Computing waits for the first gathers
+    of forward and of backward, and for the root's. On a CPU, which has no streams, it waits for every call.
+
+    How often: in every micro-step. In stages of a pipeline, however, a block stays gathered from a backward to the next
+    forward. A step then gathers it in each forward and once more. It gathers the root and scatters gradients only once.
+
+    How many bytes: tensors are cut along their first dimension, and padded to a multiple of the ranks. So a class token
+    or positions, whose first dimension is 1, grow with every rank: FSDP2 sends them like that (docs/traffic.md), which
+    is much at a thousand ranks.
+    """
 
     def __init__(self, trial: Trial) -> None:
         self._ranks = trial.layout.replicas
@@ -50,7 +64,7 @@ class _Exchange:
         self._is_staged = trial.parallel.pipeline > 1
         self._gathers_in_backward = trial.train.reshard_after_forward is not False
 
-    def in_forward(self, blocks: Sequence[_Block]) -> Iterator[Message]:
+    def forward_gathers(self, blocks: Sequence[_Block]) -> Iterator[Message]:
         """Yield a gather for each block, which starts when forward comes to the block before."""
         for number, block in enumerate(blocks):
             begins = block[0].begins
@@ -60,7 +74,7 @@ class _Exchange:
                 block, phase="forward", ready=self._if_streams(ready), needed=begins, every_micro_step=True
             )
 
-    def in_backward(self, blocks: Sequence[_Block]) -> Iterator[Message]:
+    def backward_messages(self, blocks: Sequence[_Block]) -> Iterator[Message]:
         """Yield a gather and a scatter for each block; it is scattered when the block before it has been gathered."""
         following: _Block | None = None
         for block in reversed(blocks):

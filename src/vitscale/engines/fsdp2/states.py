@@ -59,26 +59,32 @@ def states(trial: Trial, shapes: ParameterShapes) -> RankStates:
         backward={"gathered weights": backward_bytes},
         gathered_blocks=gathered_blocks,
         first_block={"buckets": scatter_buffer_bytes},
-        between_blocks=_between_blocks(sharding, block_elements),
+        between_blocks=_bytes_between_blocks(sharding, block_elements),
         exchange=gradients | {"gathered weights": root_bytes},
         step=gradients,
     )
 
 
-def _between_blocks(sharding: Sharding, block_elements: int) -> dict[str, int]:
-    """Return what is there while another block is gathered: gloo's late copies, and shards cast for the gather.
+def _bytes_between_blocks(sharding: Sharding, block_elements: int) -> dict[str, int]:
+    """Return the bytes of copies that backward holds for a moment: between a block and the one that it gathers next.
+
+    gloo exchanges copies of its own, and lets go of them late (see `states`). So it may still hold the gradients of the
+    block, which have been scattered, and its weights, where backward has gathered them.
+
+    The next block's weights are gathered in the precision of computing. A rank whose shards are wider, as fp32 master
+    weights are in bf16 training, casts its shard of the block for that. A single rank gathers nothing.
 
     Args:
         sharding: how the ranks shard.
         block_elements: elements of a block.
     """
-    late_bytes = block_elements * sharding.sent_bytes
-    if not sharding.stays_gathered:
-        late_bytes += block_elements * sharding.weight_bytes
-    casts_shards = sharding.has_buffers and sharding.shard_bytes > sharding.weight_bytes
+    scattered_bytes = block_elements * sharding.sent_bytes
+    gathered_bytes = 0 if sharding.stays_gathered else block_elements * sharding.weight_bytes
+    has_wider_shards = sharding.shard_bytes > sharding.weight_bytes
+    casts_shards = sharding.has_buffers and has_wider_shards
     cast_bytes = shard(block_elements, sharding.ranks) * sharding.weight_bytes
     return {
-        "gloo's copies": late_bytes if sharding.has_gloo else 0,
+        "gloo's copies": scattered_bytes + gathered_bytes if sharding.has_gloo else 0,
         "temporaries": cast_bytes if casts_shards else 0,
     }
 

@@ -37,28 +37,36 @@ _NO_ACCURACY = "No trial of these results has recorded an accuracy after a whole
 def accuracy_of_datasets(figure: StudyFigure, selection: Selection) -> Figure | str:
     """Draw accuracy by epoch, a curve for each dataset and GPU count.
 
-    There is a view for each set of series that differ only in dataset. Where nothing can be drawn, return a sentence
-    on what is missing.
+    The selected series are compared in sets that differ only in dataset; a set counts if it has all datasets. Each set
+    is a view of the figure, and gives its panel's name to the rows of the chart.
+
+    Where nothing can be drawn, return a sentence on what is missing.
     """
     recorded = _recorded_accuracy(selection.series)
     if not recorded.series:
         return _NO_ACCURACY
-    datasets = {series.dataset for series in selection.series}
-    sets = sets_differing_in_dataset(recorded.series)
-    complete_sets = [(panel, series) for panel, series in sets if _datasets(series) == datasets]
+    datasets = _datasets(selection.series)
+    series_sets = sets_differing_in_dataset(recorded.series)
+    complete_sets = [series_set for series_set in series_sets if _datasets(series_set.series) == datasets]
     if not complete_sets:
-        dataset_names = units.listed(_dataset_name(dataset) for dataset in sorted(datasets))
-        return f"Accuracies of {dataset_names} were not recorded at one micro-batch and in like places."
+        return _sentence_on_no_complete_set(datasets)
     rows: list[ChartRow] = []
-    for panel, series in complete_sets[:_MOST_PANELS]:
-        rows += _rows_at_common_counts(figure, series, panel, recorded.split)
-    if not rows:
+    for series_set in complete_sets[:_MOST_PANELS]:
+        rows += _rows_at_common_counts(figure, series_set.series, panel=series_set.name, split=recorded.split)
+    if not rows:  # "both": the only study with this figure has two datasets
         return "Accuracies of both datasets were recorded at no common GPU count."
     views = _views_by_panel(rows, recorded.split, "accuracy", _EPOCH_AXIS, ordered=False)
     return Figure(figure.name, figure.heading, tuple(views))
 
 
+def _sentence_on_no_complete_set(datasets: set[str]) -> str:
+    """Return the sentence where no set of otherwise like series has an accuracy of all datasets."""
+    dataset_names = units.listed(_dataset_name(dataset) for dataset in sorted(datasets))
+    return f"Accuracies of {dataset_names} were not recorded at one micro-batch and in like places."
+
+
 def _datasets(series_list: Sequence[FigureSeries]) -> set[str]:
+    """Return the names of the datasets of some series."""
     return {series.dataset for series in series_list}
 
 

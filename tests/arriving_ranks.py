@@ -21,7 +21,7 @@ SHOWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "GLOO
 def main(folder: Path) -> None:
     launch = launch_file.read(folder)
     assert launch is not None
-    rank_process.with_environment(launch)
+    rank_process.restart_with_environment(launch)
     rank_process.die_with_parent(launch)
     own = rank_process.rank_info(rank_process.now_ns(), launch)
     heartbeat = Heartbeat(launch, f"rank {own.rank}")

@@ -421,7 +421,7 @@ def _run_ranks(command: list[str], set_by_imports: Mapping[str, str]) -> int:
 
     driver, _ = socket.socketpair()
     server = prepared._Server(driver)
-    server._set_by_imports = dict(set_by_imports)
+    server._variables_of_imports = dict(set_by_imports)
     return server._run(os.getppid(), command, dict(os.environ), Path("/proc/self/fd/1"))
 
 

@@ -74,13 +74,13 @@ def test_the_cells_of_a_plan() -> None:
 def test_the_rows_of_a_table_of_which_25_lines_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that a terminal does not show are read for the widths, and not laid out."""
     laid = Counter()
-    physical = terminal_table._joined
+    physical = terminal_table._side_by_side
 
     def counting(*given: Any, **more: Any) -> Any:
         laid.count += 1
         return physical(*given, **more)
 
-    monkeypatch.setattr(terminal_table, "_joined", counting)
+    monkeypatch.setattr(terminal_table, "_side_by_side", counting)
 
     def laid_out(rows: int) -> int:
         laid.count = 0

@@ -121,18 +121,19 @@ def test_what_explains_a_trial_counts_allocations_as_its_times_do() -> None:
 
 
 def test_what_the_intervals_cover_is_said() -> None:
-    assert words.scope(study([1.0, 1.1, 1.05])) == (
+    assert words.scope_sentence(study([1.0, 1.1, 1.05])) == (
         "The runs of each trial shared one allocation: intervals do not cover how allocations differ."
     )
-    assert words.scope(study([1.0, 1.1, 1.05], [1.1, 1.0, 1.06])) == ""
+    assert words.scope_sentence(study([1.0, 1.1, 1.05], [1.1, 1.0, 1.06])) == ""
     apart = study([1.0, 1.01], [1.2, 1.21])
-    assert "an allocation with all its runs counts as one observation" in words.scope(apart)
-    assert not [trial for trial in apart.trials if trial in words.scope(apart)]
-    assert words.scope(study([1.0])) == ""
+    assert "an allocation with all its runs counts as one observation" in words.scope_sentence(apart)
+    assert not [trial for trial in apart.trials if trial in words.scope_sentence(apart)]
+    assert words.scope_sentence(study([1.0])) == ""
     one_host = [steady_run(ONE, seconds, repeat) for repeat, seconds in enumerate([1.0, 1.1])]
     analysis = analyse(make_results([(make_curve([ONE]), [ONE])], one_host))
     assert (
-        words.scope(analysis) == "The runs of each trial shared their hosts: intervals do not cover how hosts differ."
+        words.scope_sentence(analysis)
+        == "The runs of each trial shared their hosts: intervals do not cover how hosts differ."
     )
 
 

@@ -117,8 +117,8 @@ def test_faster_is_said_after_correction_for_all_pairs() -> None:
     assert (among.result.p, among.result.ratio) == (alone.result.p, alone.result.ratio)
     assert among.result.verdict == "not significant among all comparisons"
     assert pairs_tested(analysis.comparisons) == len(analysis.comparisons)
-    assert f"{len(analysis.comparisons)} pairs of trials were compared" in words.multiplicity(analysis)
-    assert words.multiplicity(study(apart, gpus=(2,))) == ""
+    assert f"{len(analysis.comparisons)} pairs of trials were compared" in words.multiplicity_sentence(analysis)
+    assert words.multiplicity_sentence(study(apart, gpus=(2,))) == ""
     said = claim(PAIR, among).text
     assert "no significant difference between" in said
     assert "after correction" in said

@@ -315,8 +315,8 @@ def test_many_packs_are_read_in_forks_with_the_same_results(tmp_path: Path, monk
         from vitscale.pages.contract import to_json
         from vitscale.store import reading
         from vitscale.store.results import LaterRank
-        asked, again = set(), reading._ranks_again
-        reading._ranks_again = lambda results, folder: asked.add(folder) or again(results, folder)
+        asked, again = set(), reading._read_ranks_again
+        reading._read_ranks_again = lambda results, folder: asked.add(folder) or again(results, folder)
         os.sched_getaffinity = lambda _pid: {{0, 1, 2}}
         analysed = analysis.analyse_folder(Path({str(tmp_path)!r}))
         assert all(isinstance(rank, LaterRank) for run in analysed.runs for rank in run.ranks)

@@ -20,7 +20,7 @@ from vitscale.errors import RequestError
 from vitscale.importers.contents import ImportOptions
 from vitscale.importers.importing import import_logs
 from vitscale.pages.contract import trial_rows
-from vitscale.pages.imported import waited_for
+from vitscale.pages.imported import straggler_sentences
 from vitscale.store import load
 
 LATE_US = 500
@@ -324,7 +324,7 @@ def test_of_four_ranks_the_late_one_is_named_with_what_it_makes_the_others_wait(
     for rank in told["ranks"]:
         expected = 0.0 if rank["rank"] == 2 else truth
         assert rank["wait_seconds_per_step"] == pytest.approx(expected, rel=0.02, abs=2e-6)
-    (said,) = waited_for(told["ranks"])
+    (said,) = straggler_sentences(told["ranks"])
     assert said.startswith(f"The ranks wait for rank 2 (AMD Instinct MI300X): {1000 * truth:.2f} ms a step")
     report = CliRunner().invoke(app, ["report", str(tmp_path / "results")]).stdout
     assert "exposed wait (for rank 2)" in " ".join(report.split())

@@ -40,7 +40,7 @@ def changed(analysis: Analysis, change: Callable[[TrialResult, Convergence], Con
 def rows_of(analysis: Analysis) -> list[tuple[Any, ...]]:
     return [
         (row["panel"], row["gpus"], row["batch"], pytest.approx(row["value"]))
-        for row in accuracy_data.accuracies(analysis, analysis.curves)
+        for row in accuracy_data.accuracy_rows(analysis, analysis.curves)
     ]
 
 
@@ -74,7 +74,7 @@ def test_bars_reach_from_the_lowest_to_the_highest_run() -> None:
     better = tuple(epoch.model_copy(update={"held_out_accuracy": 0.75}) for epoch in high.ranks[0].epochs)
     high = high.model_copy(update={"ranks": (high.ranks[0].model_copy(update={"epochs": better}),)})
     analysis = analyse(make_results([(make_curve([trial]), [trial])], [low, high]))
-    (row,) = [row for row in accuracy_data.accuracies(analysis, analysis.curves) if row["place"] == 0]
+    (row,) = [row for row in accuracy_data.accuracy_rows(analysis, analysis.curves) if row["place"] == 0]
     assert (row["low"], row["high"], row["value"]) == (
         pytest.approx(0.65),
         pytest.approx(0.75),
@@ -89,7 +89,7 @@ def told_at_the_end(analysis: Analysis) -> list[tuple[str, ...]]:
     own = accuracy_table(analysis, analysis.curves)
     assert own is not None
     headings = [column.name for column in own.columns]
-    drawn = {row["trial"]: row for row in accuracy_data.accuracies(analysis, analysis.curves) if row["place"] == 0}
+    drawn = {row["trial"]: row for row in accuracy_data.accuracy_rows(analysis, analysis.curves) if row["place"] == 0}
     trials = json.loads(to_json(analysis))["trials"]
     told = []
     for (_, line), (_, other), trial in zip(scaling.rows, own.rows, trials, strict=True):
@@ -110,14 +110,14 @@ def test_where_runs_end_at_their_target_the_end_is_each_runs_own() -> None:
         ("71.0%", "71.0%", "71.0%", "3 to 5", "71.0%", "at the end of training"),
         ("73.0%", "73.0%", "73.0%", "3", "73.0%", "at the end of training"),
     ]
-    ends, alike, *_ = accuracy_data.accuracies(analysis, analysis.curves)
+    ends, alike, *_ = accuracy_data.accuracy_rows(analysis, analysis.curves)
     assert (ends["low"], ends["value"], ends["high"]) == pytest.approx((0.7, 0.71, 0.72))
     # The runs of one trial went on to unlike ends, so that equal images are another panel.
     assert (alike["panel"], alike["shown"]) == ("after 3,072 images", "62.3%")
     one, _ = json.loads(to_json(analysis))["trials"]
     assert [(epoch["epoch"], epoch["runs"]) for epoch in one["epochs"]] == [(0, 3), (1, 3), (2, 3), (3, 2), (4, 1)]
     assert one["epochs"][3]["held_out_accuracy"] == pytest.approx(0.65)
-    drawn = accuracy_data.by_epoch(analysis, analysis.curves, "accuracy")
+    drawn = accuracy_data.epoch_rows(analysis, analysis.curves, "accuracy")
     held_out = [row["shown"] for row in drawn if row["split"] == "held-out" and row["gpus"] == 1]
     assert held_out[2:] == ["0.6233", "0.65 (2 of 3 runs)", "0.71 (1 of 3 runs)"]
 
@@ -137,7 +137,7 @@ def test_a_part_of_an_epoch_is_no_end_that_tables_and_json_tell_apart() -> None:
     assert [row["held_out_accuracy"] for row in run_rows(analysis)] == [0.5, 0.35]
     losses = [trial["loss"] for trial in json.loads(to_json(analysis))["trials"]]
     assert [row["loss"] for row in run_rows(analysis)] == losses
-    drawn = accuracy_data.by_epoch(analysis, analysis.curves, "accuracy")
+    drawn = accuracy_data.epoch_rows(analysis, analysis.curves, "accuracy")
     held_out = [row["shown"] for row in drawn if row["split"] == "held-out"]
     assert held_out == ["0.35", "0.5", "0.65, the epoch unfinished", "0.35, the epoch unfinished"]
     training = accuracy_data.training_chart(analysis, analysis.curves)
@@ -169,7 +169,7 @@ def test_a_batch_sweep_is_joined_along_the_batch_and_a_lone_curve_along_itself()
 def test_the_noise_scale_is_marked_where_it_is_near_and_told_where_it_is_far() -> None:
     """It is known on two ranks only: one has no gradient of fewer images than its step."""
     analysis = analyse(batch_study([16, 64], [1, 2]))
-    assert accuracy_data.noise_scales(analysis, analysis.curves) == [
+    assert accuracy_data.noise_scale_rows(analysis, analysis.curves) == [
         {"series": "ddp", "batch": pytest.approx(NOISE_SCALE), "trials": 2}
     ]
     near = figures(analysis)["accuracy-by-batch"]
@@ -221,7 +221,7 @@ def test_a_target_that_no_run_reached_has_no_chart() -> None:
 
     analysis = changed(analyse(one_curve({1: [0.1], 2: [0.1]})), missed)
     assert "time-to-target-by-batch" not in figures(analysis)
-    assert accuracy_data.reached(next(iter(analysis.trials.values()))) == "0 of 1 runs"
+    assert accuracy_data.runs_that_reached_target(next(iter(analysis.trials.values()))) == "0 of 1 runs"
 
 
 def test_no_name_that_a_user_wrote_is_in_an_expression() -> None:

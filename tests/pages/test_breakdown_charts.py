@@ -11,7 +11,7 @@ from explained_factory import batch_study, run_of
 from results_factory import NOT_TOLD_APART, explained_run, make_curve, make_results, make_trial, one_curve
 from vitscale.analysis import analyse
 from vitscale.pages.charts.axes import COMMUNICATION_COLOUR, PART_COLOURS
-from vitscale.pages.charts.time import PART_NAMES, Bar, bars, breakdown_chart, stacked, unknown_parts
+from vitscale.pages.charts.time import PART_NAMES, Bar, bars, breakdown_chart, stacked_rows, unknown_parts
 from vitscale.present.document import FigureView
 from vitscale.present.units import Unit
 from vitscale.store.records import PARTS
@@ -38,7 +38,7 @@ def reasons_of(results: Results) -> list[Mapping[str, str]]:
 def test_the_parts_of_a_bar_stand_on_each_other_in_their_order() -> None:
     """Micro-batch 16 on two ranks: 2 + 16 + 32 + 12 + 10 + 4 + 1 = 77 ms on the rank that waits."""
     (bar,) = bars_of(batch_study([16], [2]))
-    rows = stacked([bar], unit=MILLISECONDS)
+    rows = stacked_rows([bar], unit=MILLISECONDS)
     found: list[tuple[Any, ...]] = [
         (row["part"], pytest.approx(row["start"]), pytest.approx(row["end"])) for row in rows
     ]
@@ -46,7 +46,7 @@ def test_the_parts_of_a_bar_stand_on_each_other_in_their_order() -> None:
         ("data wait", 0, 2), ("forward", 2, 18), ("backward", 18, 50), ("exposed wait", 50, 62),
         ("exposed wire", 62, 72), ("optimizer", 72, 76), ("other", 76, 77),
     ]  # fmt: skip
-    shares = stacked([bar])
+    shares = stacked_rows([bar])
     assert [row["end"] for row in shares] == pytest.approx([2 / 77, 18 / 77, 50 / 77, 62 / 77, 72 / 77, 76 / 77, 1])
     assert [row["share"] for row in shares] == ["3 %", "21 %", "42 %", "16 %", "13 %", "5 %", "1 %"]
 

@@ -27,7 +27,7 @@ from results_factory import (
 )
 from vitscale import store
 from vitscale.analysis import Analysis, analyse
-from vitscale.pages.contract import _NESTED, _TYPES, run_columns, run_rows, to_json, to_table, trial_rows
+from vitscale.pages.contract import _NESTED, _TYPE_BY_COLUMN, run_columns, run_rows, to_json, to_table, trial_rows
 from vitscale.pages.tables import batch_text, mode_tables, trial_label
 from vitscale.store.results import Results, Run
 
@@ -315,7 +315,7 @@ def test_every_column_has_the_type_that_is_declared_for_it() -> None:
     for row in (*trial_rows(analysis), *run_rows(analysis)):
         for column, value in row.items():
             if column not in _NESTED and not column.startswith("swept.") and column != "modes" and value is not None:
-                declared = _TYPES.get(column, "real")
+                declared = _TYPE_BY_COLUMN.get(column, "real")
                 assert own[type(value)] == declared or (declared == "real" and type(value) is int), column
     trial = make_trial()
     nothing = analyse(make_results([(make_curve([trial]), [trial])], [failed_run(trial, "failed", "no room")]))

@@ -14,7 +14,7 @@ from results_factory import make_curve, make_results, make_trial, steady_run
 from vitscale.analysis import Analysis, analyse
 from vitscale.pages import sentences
 from vitscale.pages.answers import engine_sentences, scaling_of
-from vitscale.pages.charts.scaling import MEASURES, measured
+from vitscale.pages.charts.scaling import MEASURES, measured_rows
 from vitscale.pages.contract import trial_rows
 from vitscale.pages.tables import comparison_tables, mode_tables
 from vitscale.present import units
@@ -105,9 +105,9 @@ def test_that_all_agree_is_said() -> None:
         "Equality: over the first 20 steps the losses of 11 trials are those of a trial that must compute the same, "
         "exactly."
     )
-    assert sentences.equality(EQUAL) == sentence
+    assert sentences.equality_sentence(EQUAL) == sentence
     assert sentence in html.unescape(markdown(EQUAL))
-    assert sentences.equality(DRIFTING) == sentence.replace("11", "10").replace("exactly", "exactly; 1 drifts")
+    assert sentences.equality_sentence(DRIFTING) == sentence.replace("11", "10").replace("exactly", "exactly; 1 drifts")
 
 
 def test_a_drift_stands_in_the_table_beside_its_own_times() -> None:
@@ -155,7 +155,7 @@ def test_a_drift_is_a_hollow_point_off_every_line(name: str, drawn: int) -> None
 
 def test_rows_of_charts_say_what_drifts() -> None:
     epoch = next(measure for measure in MEASURES if measure.name == "epoch-seconds")
-    rows, _ = measured(DRIFTING, DRIFTING.curves, epoch)
+    rows, _ = measured_rows(DRIFTING, DRIFTING.curves, epoch)
     assert [(row["series"], row["gpus"]) for row in rows if row["drift"]] == [("deepspeed ZeRO-2", 2)]
 
 

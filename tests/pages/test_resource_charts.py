@@ -11,7 +11,7 @@ import pytest
 from explained_factory import NO_ENERGY, NO_GPU, batch_study
 from results_factory import one_curve
 from vitscale.analysis import Analysis, analyse
-from vitscale.pages.charts.resources import RESOURCES, Resource, rank_points, resource_chart, used
+from vitscale.pages.charts.resources import RESOURCES, Resource, rank_rows, resource_chart, resource_rows
 from vitscale.store.results import Run
 
 BY_NAME = {one.name: one for one in RESOURCES}
@@ -30,7 +30,7 @@ def on_gpu(*gpus: int) -> Analysis:
 def rows(analysis: Analysis, resource: Resource) -> list[tuple[Any, ...]]:
     return [
         (row["gpus"], pytest.approx(row["value"]), row["low"], row["high"])
-        for row in used(analysis, analysis.curves, resource)
+        for row in resource_rows(analysis, analysis.curves, resource)
     ]
 
 
@@ -40,7 +40,7 @@ def test_utilisation_of_processors_is_the_mean_over_ranks_from_the_lowest_to_the
         (1, 0.8, None, None),
         (2, 0.75, pytest.approx(0.7), pytest.approx(0.8)),
     ]
-    two = used(on_cpu(), on_cpu().curves, UTILISATION)[1]
+    two = resource_rows(on_cpu(), on_cpu().curves, UTILISATION)[1]
     assert (two["shown"], two["spread"]) == ("75 %", "ranks: 70 % to 80 %")
 
 
@@ -91,11 +91,11 @@ def test_energy_per_image_has_an_interval_over_three_runs(repeats: int) -> None:
 
 def test_every_rank_is_a_point_and_of_many_only_the_ends() -> None:
     analysis = on_gpu(1, 4)
-    points = [row for row in rank_points(analysis, analysis.curves, ALLOCATED) if row["gpus"] == 4]
+    points = [row for row in rank_rows(analysis, analysis.curves, ALLOCATED) if row["gpus"] == 4]
     assert [(row["rank"], row["value"]) for row in points] == [(0, 1.0), (1, 2.0), (2, 3.0), (3, 4.0)]
-    assert not [row for row in rank_points(analysis, analysis.curves, ALLOCATED) if row["gpus"] == 1]
+    assert not [row for row in rank_rows(analysis, analysis.curves, ALLOCATED) if row["gpus"] == 1]
     crowd = analyse(batch_study([8], [17], epochs=6))
-    ends = rank_points(crowd, crowd.curves, MEMORY)
+    ends = rank_rows(crowd, crowd.curves, MEMORY)
     assert [(row["rank"], row["value"]) for row in ends] == [(0, 1.0), (16, 17.0)]
 
 

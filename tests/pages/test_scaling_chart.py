@@ -15,8 +15,8 @@ from report_forms import layers, marks, views
 from results_factory import make_curve, make_rank, make_results, make_run, make_trial, one_curve, rich_study, steady_run
 from vitscale.analysis import analyse
 from vitscale.pages.charts.axes import SERIES_COLOURS, SERIES_SHAPES
-from vitscale.pages.charts.resources import startup
-from vitscale.pages.charts.scaling import MEASURES, ideal, measured, scaling_chart
+from vitscale.pages.charts.resources import longest_start_ups
+from vitscale.pages.charts.scaling import MEASURES, ideal_rows, measured_rows, scaling_chart
 from vitscale.pages.document import charts
 from vitscale.present.document import FigureView
 from vitscale.store.results import Results
@@ -94,14 +94,14 @@ def test_every_view_has_words_and_a_table() -> None:
 def test_ideal_lines_start_at_the_baseline_and_scale_perfectly(mode: Any, ends: list[tuple[float, float]]) -> None:
     analysis = analyse(one_curve({1: [0.1], 4: [0.2]}, mode=mode))
     for measure, (first, last) in zip(MEASURES, ends, strict=True):
-        rows = ideal(analysis, analysis.curves, measure)
+        rows = ideal_rows(analysis, analysis.curves, measure)
         assert (rows[0]["x"], rows[-1]["x"]) == pytest.approx((1, 4))
         assert (rows[0]["value"], rows[-1]["value"]) == pytest.approx((first, last))
 
 
 def test_gpu_hours_are_ranks_times_hours() -> None:
     analysis = analyse(one_curve({4: [0.2]}))
-    rows, _ = measured(analysis, analysis.curves, BY_NAME["gpu-hours"])
+    rows, _ = measured_rows(analysis, analysis.curves, BY_NAME["gpu-hours"])
     (trial,) = analysis.trials.values()
     assert trial.epoch_seconds is not None
     assert rows[0]["value"] == pytest.approx(4 * trial.epoch_seconds.value / 3600)
@@ -260,7 +260,9 @@ def test_loss_by_step_where_no_trial_has_two_epochs() -> None:
 def test_trials_with_one_label_do_not_stack_on_one_bar() -> None:
     trials = [make_trial(), make_trial(learning_rate=0.5)]
     runs = [make_run(trial, [make_rank(trial, 0, [0.1] * 5)]) for trial in trials]
-    rows, left_out = startup(analyse(make_results([(make_curve([trial]), [trial]) for trial in trials], runs)))
+    rows, left_out = longest_start_ups(
+        analyse(make_results([(make_curve([trial]), [trial]) for trial in trials], runs))
+    )
     assert len({row["bar"] for row in rows}) == 2
     assert left_out == 0
 

@@ -18,7 +18,7 @@ from vitscale.analysis.time.waterfall import FACTORS
 from vitscale.pages import sentences as words
 from vitscale.pages.charts.axes import COMMUNICATION_COLOUR, PART_COLOURS
 from vitscale.pages.charts.time import largest_loss, waterfall_chart, waterfall_rows
-from vitscale.pages.sentences import contributions, whole
+from vitscale.pages.sentences import contribution_clauses, whole_numbers
 from vitscale.pages.statements import LOSS, WATERFALL, WORST, claim, worst_loss
 from vitscale.present.estimate import Estimate
 from vitscale.store.records import PARTS
@@ -69,7 +69,7 @@ def test_the_sentence_names_the_straggler_the_transfer_and_rounding() -> None:
 )
 def test_who_is_waited_for_and_how_often(straggler: Straggler | None, text: str) -> None:
     one = made(0.8, {"straggler wait": 20}, straggler=straggler)
-    assert contributions(one) == (f"20 points are {text}",)
+    assert contribution_clauses(one) == (f"20 points are {text}",)
 
 
 def test_what_is_lost_has_a_name_each() -> None:
@@ -80,14 +80,14 @@ def test_what_is_lost_has_a_name_each() -> None:
         "optimizer": "the optimizer",
     }
     one = made(0.6, {name: 13 - k for k, name in enumerate(names)} | {"launch gaps": -6})
-    assert contributions(one)[1:] == (
+    assert contribution_clauses(one)[1:] == (
         "12 are waiting for data",
         "11 are waiting for ranks and the transfer, which could not be told apart",
         "10 are the optimizer",
         "6 are gained by other things",
     )
     assert set(names) < set(FACTORS)
-    assert contributions(made(0.9, {"launch gaps": 10})) == ("10 points are gaps between kernels",)
+    assert contribution_clauses(made(0.9, {"launch gaps": 10})) == ("10 points are gaps between kernels",)
 
 
 def test_what_is_gained_is_said_so() -> None:
@@ -97,7 +97,7 @@ def test_what_is_gained_is_said_so() -> None:
         "2 are gained by a faster optimizer."
     )
     gains = made(1.1, {"straggler wait": -4, "wire": -3, "launch gaps": -2, "communication": -1})
-    assert contributions(gains) == (
+    assert contribution_clauses(gains) == (
         "4 points are gained by less waiting for the slowest rank",
         "3 are gained by a shorter transfer",
         "2 are gained by shorter gaps between kernels",
@@ -117,7 +117,7 @@ def test_what_is_gained_is_said_so() -> None:
 )
 def test_computing_is_called_smaller_work_only_where_the_work_is_smaller(work: float, points: int, text: str) -> None:
     one = made(1 - points / 100, {"compute scaling": points}, work_per_rank=work)
-    assert contributions(one) == (text,)
+    assert contribution_clauses(one) == (text,)
 
 
 def with_runs(waterfall: Waterfall, *runs: Mapping[str, float]) -> Waterfall:
@@ -218,7 +218,7 @@ def test_nothing_lost_is_nothing_said() -> None:
 
 def test_four_are_named_and_the_rest_is_one() -> None:
     lost = {"compute scaling": 9, "data wait": 7, "straggler wait": 5, "wire": 4, "optimizer": 2, "other": 12}
-    assert contributions(made(0.61, lost)) == (
+    assert contribution_clauses(made(0.61, lost)) == (
         "9 points are slower computing",
         "7 are waiting for data",
         "5 are waiting for the slowest rank",
@@ -230,15 +230,15 @@ def test_four_are_named_and_the_rest_is_one() -> None:
 def test_what_is_below_a_point_is_not_named() -> None:
     one = made(0.886, {"wire": 10.2, "optimizer": 0.9, "data wait": 0.3})
     assert waterfall_in_words(one) == "8 ranks reach 89 % of ideal: 10 points are the transfer; 1 is other things."
-    assert contributions(made(0.896, {"wire": 10.1, "optimizer": 0.3})) == ("10 points are the transfer",)
+    assert contribution_clauses(made(0.896, {"wire": 10.1, "optimizer": 0.3})) == ("10 points are the transfer",)
 
 
 def test_the_largest_remainders_are_rounded_up() -> None:
-    assert contributions(made(0.186, {"wire": 80, "optimizer": 1.4})) == (
+    assert contribution_clauses(made(0.186, {"wire": 80, "optimizer": 1.4})) == (
         "80 points are the transfer",
         "1 is the optimizer",
     )
-    assert contributions(made(0.744, {"wire": 20.4, "optimizer": 5.2})) == (
+    assert contribution_clauses(made(0.744, {"wire": 20.4, "optimizer": 5.2})) == (
         "21 points are the transfer",
         "5 are the optimizer",
     )
@@ -246,9 +246,9 @@ def test_the_largest_remainders_are_rounded_up() -> None:
 
 def test_gained_under_drop_last_says_what_it_leaves_out() -> None:
     one = made(1.02, {"step rounding": -2}, images_left_out=0.02)
-    assert contributions(one) == ("2 points are gained by step rounding, which leaves 2 % of the images out",)
+    assert contribution_clauses(one) == ("2 points are gained by step rounding, which leaves 2 % of the images out",)
     lost = made(0.98, {"step rounding": 2}, images_left_out=0.02)
-    assert contributions(lost) == ("2 points are step rounding",)
+    assert contribution_clauses(lost) == ("2 points are step rounding",)
 
 
 @pytest.mark.parametrize(
@@ -275,12 +275,12 @@ def test_without_factors_the_sentence_tells_why() -> None:
     )
     none = dataclasses.replace(one, efficiency=None, reason="not run yet")
     assert waterfall_in_words(none) == "What 8 ranks reach of ideal is unknown: not run yet."
-    assert contributions(none) == ()
+    assert contribution_clauses(none) == ()
 
 
 def numbers(one: Waterfall) -> list[int]:
     """The points of the sentence's clauses, gains negative."""
-    return [int(c.split()[0]) * (-1 if "gained by" in c else 1) for c in contributions(one)]
+    return [int(c.split()[0]) * (-1 if "gained by" in c else 1) for c in contribution_clauses(one)]
 
 
 @given(
@@ -297,7 +297,7 @@ def test_named_points_and_the_rest_add_up_to_100_less_what_is_reached(points: di
     assert sum(numbers(one)) == 100 - round(100 * efficiency)
     assert len(numbers(one)) <= 5
     said = [abs(value) for value in numbers(one)]
-    named = said[:-1] if contributions(one) and contributions(one)[-1].endswith("other things") else said
+    named = said[:-1] if contribution_clauses(one) and contribution_clauses(one)[-1].endswith("other things") else said
     assert all(before >= after - 1 for before, after in itertools.pairwise(named))
     assert 0 not in said
 
@@ -309,7 +309,7 @@ def test_rounding_moves_nothing_by_more_than_one(values: list[float], nudge: flo
     total = round(sum(values) + nudge)
     if abs(total - sum(values)) > 0.5:
         total = round(sum(values))
-    rounded = whole(values, total)
+    rounded = whole_numbers(values, total)
     assert sum(rounded) == total
     assert all(abs(value - to) <= 1 for value, to in zip(values, rounded, strict=True))
 
@@ -340,15 +340,15 @@ TWO = "9 points are waiting for rank 1, which computes 10 % slower; 4 are the tr
 
 def test_why_efficiencies_are_not_taken_apart_is_said_once() -> None:
     light = analyse(one_curve({1: [0.1], 2: [0.125], 4: [0.125]}))
-    assert words.unexplained(light) == (
+    assert words.unexplained_sentences(light) == (
         "Where the efficiency goes is unknown at 2 of 2 points: no step was explained.",
     )
-    assert words.unexplained(analyse(curve_of([1, 2]))) == ()
+    assert words.unexplained_sentences(analyse(curve_of([1, 2]))) == ()
     unfinished = make_trial(gpus=2)
     trials = [make_trial(), unfinished]
     started = make_results([(make_curve(trials), trials)], [explained_run(trials[0], [COMPUTING])])
-    assert words.unexplained(analyse(started)) == ()
-    assert words.unexplained(analyse(one_curve({1: [0.1]}))) == ()
+    assert words.unexplained_sentences(analyse(started)) == ()
+    assert words.unexplained_sentences(analyse(one_curve({1: [0.1]}))) == ()
 
 
 def slowed(*by: float) -> Analysis:
@@ -368,11 +368,11 @@ def slowed(*by: float) -> Analysis:
 )
 def test_what_explaining_cost(slowdowns: tuple[float, ...], how_much: str) -> None:
     text = f"Explaining slowed its steps by {how_much} (those steps are in no reported time)."
-    assert words.explaining_cost(slowed(*slowdowns)) == text
+    assert words.explaining_cost_sentence(slowed(*slowdowns)) == text
 
 
 def test_where_nothing_was_explained_it_cost_nothing() -> None:
-    assert words.explaining_cost(analyse(one_curve({1: [0.1]}))) == ""
+    assert words.explaining_cost_sentence(analyse(one_curve({1: [0.1]}))) == ""
 
 
 # --- the chart -------------------------------------------------------------------------------------------------------

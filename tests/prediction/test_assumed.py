@@ -137,7 +137,7 @@ def test_memory_and_another_gpu_name_the_precision_that_they_take_for_granted(im
         "that of fp32 and 224 pixels, which the import does not tell",
         "say --precision and --image-size",
     )
-    assert "--image-size" not in prediction_words.measure_next([answered]), "that narrows no time"
+    assert "--image-size" not in prediction_words.next_measurement([answered]), "that narrows no time"
     (other,) = predict(fit(evidence), Question((8,), changes={"gpu": gpu_type("A100-SXM4-80GB")}))
     assert any(assumed.part == "precision of the measured runs" for assumed in other.assumptions)
 

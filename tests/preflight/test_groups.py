@@ -154,7 +154,7 @@ def test_hosts_that_are_left_out_take_their_groups_with_them(
     ]
     ranks = tuple(checked(n, hosts - 1, host=names[n]) for n in range(hosts - 1))
     monkeypatch.setattr(running, "ask", lambda *_: answers)
-    monkeypatch.setattr(running, "_measure", lambda *_: running._End("ended"))
+    monkeypatch.setattr(running, "_measure_on_ranks", lambda *_: running._RanksEnd("ended"))
     monkeypatch.setattr("vitscale.store.checks.read_checked_ranks", lambda *_: ranks)
     monkeypatch.setattr("vitscale.sources.prepare", lambda *_: None)
 

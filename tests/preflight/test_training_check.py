@@ -35,7 +35,7 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[Proof
     """Of the plain engine and of DDP on two CPU ranks."""
     folder = tmp_path_factory.mktemp("training-check")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "_ENGINES", ({"engine": "ddp"}, {"engine": "megatron"}))
+        patch.setattr(training, "_CHECKED_ENGINES", ({"engine": "ddp"}, {"engine": "megatron"}))
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
         patch.chdir(folder)
         console = Console(file=io.StringIO())
@@ -325,7 +325,7 @@ def test_the_command_says_what_holds_and_exits_by_it(
 @pytest.mark.ranks
 def test_real_ranks_that_share_a_core_end_it_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is spoilt here: two ranks are let share the one core that there is, and the records show it."""
-    monkeypatch.setattr(training, "_ENGINES", ({"engine": "ddp"},))
+    monkeypatch.setattr(training, "_CHECKED_ENGINES", ({"engine": "ddp"},))
     monkeypatch.setattr(training, "_EPOCHS", 1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (tmp_path / "site.toml").write_text("[launch]\noversubscribe = true\n")

@@ -17,7 +17,7 @@ SPECS = [{"data": {"values": [{"x": x}]}, "mark": "point", "encoding": {"x": {"f
 def beside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(drawing, "still", lambda spec: f"here: {spec['data']['values'][0]['x']}")
-    drawing.draw_beside()
+    drawing.start_drawing_process()
 
 
 @pytest.mark.usefixtures("beside")
@@ -31,7 +31,7 @@ def test_figures_are_drawn_beside_in_their_order() -> None:
 @pytest.mark.usefixtures("beside")
 @pytest.mark.parametrize("ended", ["before it is asked", "while it draws"])
 def test_what_draws_beside_may_be_ended(ended: str) -> None:
-    (process,) = drawing._beside
+    (process,) = drawing._drawing_processes
     if ended == "before it is asked":
         process.kill()
         process.wait()
@@ -43,15 +43,15 @@ def test_what_draws_beside_may_be_ended(ended: str) -> None:
 def test_on_one_core_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("subprocess.Popen", None)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    drawing.draw_beside()
+    drawing.start_drawing_process()
 
 
 @pytest.mark.usefixtures("beside")
 def test_a_process_that_has_drawn_begins_one_for_its_next_page() -> None:
     """Whatever it has loaded by then."""
     drawing.stills(SPECS)()
-    drawing.draw_beside()
-    (process,) = drawing._beside
+    drawing.start_drawing_process()
+    (process,) = drawing._drawing_processes
     assert process.poll() is None
     assert drawing.stills(SPECS)()[0].startswith("<svg")
 

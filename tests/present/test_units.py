@@ -84,7 +84,7 @@ def test_a_size_read_back_is_within_half_a_per_cent(value: float) -> None:
 
 
 def test_a_number_stays_with_its_unit() -> None:
-    kept = units.unbroken("2 ranks at 86 % of 2.57 s = 3 for each").replace(units.KEPT, "_")
+    kept = units.unbroken("2 ranks at 86 % of 2.57 s = 3 for each").replace(units.NO_BREAK_SPACE, "_")
     assert kept == "2_ranks at 86_% of 2.57_s =_3_for each"
 
 

@@ -35,7 +35,7 @@ def test_figures_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
         Answers(40, 1700, 75, 400_000, IDLE | USER_CLOCKS),
     ]
     watching = monitor(FakeNvml(looks), monkeypatch)
-    seen = summary([watching.look() for _ in looks])
+    seen = summary([watching.take_reading() for _ in looks])
     watching.close()
     assert seen is not None
     assert seen.model_dump() == {
@@ -127,7 +127,7 @@ def test_its_thread_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_a_gpu_does_not_tell_is_unknown_and_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     watching = monitor(FakeNvml([Answers(None, 1980, None, None, None)]), monkeypatch)
-    seen = summary([watching.look()])
+    seen = summary([watching.take_reading()])
     watching.close()
     assert seen is not None
     assert seen.sm_clock_mhz_min == 1980
@@ -137,7 +137,7 @@ def test_what_a_gpu_does_not_tell_is_unknown_and_not_zero(monkeypatch: pytest.Mo
 
 def test_a_gpu_that_tells_nothing_has_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     watching = monitor(FakeNvml([Answers(None, None, None, None, None)]), monkeypatch)
-    assert summary([watching.look()]) is None
+    assert summary([watching.take_reading()]) is None
     watching.close()
 
 
@@ -145,7 +145,7 @@ def test_older_drivers_are_asked_by_older_names(monkeypatch: pytest.MonkeyPatch)
     fake = FakeNvml([Answers(temperature_celsius=77, clock_reasons=POWER_BRAKE)])
     fake.missing = {"nvmlDeviceGetTemperatureV", "nvmlDeviceGetCurrentClocksEventReasons"}
     watching = monitor(fake, monkeypatch)
-    look = watching.look()
+    look = watching.take_reading()
     watching.close()
     assert (look.temperature_celsius, look.throttle_bits) == (77, POWER_BRAKE)
 
@@ -154,7 +154,7 @@ def test_a_later_pynvml_may_have_dropped_the_older_names(monkeypatch: pytest.Mon
     watching = monitor(FakeNvml([Answers(None, None, None, None, None)]), monkeypatch)
     monkeypatch.delattr(pynvml, "nvmlDeviceGetTemperature")
     monkeypatch.delattr(pynvml, "nvmlDeviceGetCurrentClocksThrottleReasons")
-    look = watching.look()
+    look = watching.take_reading()
     watching.close()
     assert (look.temperature_celsius, look.throttle_bits) == (None, None)
 

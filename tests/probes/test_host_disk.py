@@ -9,7 +9,7 @@ from vitscale.probes import host
 
 
 def test_records_are_timed_and_nothing_is_left(tmp_path: Path) -> None:
-    size, seconds = host.record_seconds(tmp_path, 3)
+    size, seconds = host.time_records(tmp_path, 3)
     assert size == 300
     assert len(seconds) == 20
     assert all(one > 0 for one in seconds)
@@ -17,18 +17,18 @@ def test_records_are_timed_and_nothing_is_left(tmp_path: Path) -> None:
 
 
 def test_a_file_is_seen_when_it_is_there_with_its_content(tmp_path: Path) -> None:
-    host.show(tmp_path, "before")
-    assert host.seen_after(tmp_path, "after", 0.05) is None
+    host.write_sign(tmp_path, "before")
+    assert host.seconds_until_sign(tmp_path, "after", 0.05) is None
     begun = threading.Event()
 
     def show() -> None:
         begun.wait()
-        host.show(tmp_path, "after")
+        host.write_sign(tmp_path, "after")
 
     thread = threading.Thread(target=show)
     thread.start()
     begun.set()
-    seen = host.seen_after(tmp_path, "after", 60.0)
+    seen = host.seconds_until_sign(tmp_path, "after", 60.0)
     thread.join()
     assert seen is not None
 

@@ -106,7 +106,7 @@ def test_the_last_word_of_a_rank_is_heard_though_its_end_was_noticed_first(heart
         rank.sendall(line(bye=True))
         rank.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed by a reset
     (connection,) = heartbeats._buffers
-    heartbeats._send(connection, b"\n")
+    heartbeats._send_to(connection, b"\n")
     status = heartbeats.statuses()[0]
     assert (status.ended_seconds is not None, status.disconnection) == (True, None)
 

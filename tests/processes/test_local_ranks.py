@@ -105,7 +105,7 @@ def test_ranks_that_end_by_themselves_are_heard_first(tmp_path: Path) -> None:
         "\nos.rename(f'{folder}/going', f'{folder}/gone')"
         "\nsys.exit(4)"
     )
-    process = start(tmp_path, waits, goes, setting="own._LAST_WORDS_SECONDS = 60")
+    process = start(tmp_path, waits, goes, setting="own._MESSAGE_SECONDS = 60")
     assert ended(process)[1].codes == ((1, 4), (0, 5))
 
 

@@ -10,7 +10,7 @@ import torch
 
 from results_factory import make_rank, make_run, make_trial
 from vitscale.analysis.time.breakdown import breakdown
-from vitscale.probes.steps import _activity, plain
+from vitscale.probes.steps import _activity_name, timeline_events
 from vitscale.profiles.timeline import NO_NCCL, STEP, Event, EventKind, steps_on_cpu, steps_on_cuda
 from vitscale.store.records import COMMUNICATION, NORM_MARK, PARTS
 from vitscale.store.results import Run
@@ -423,7 +423,7 @@ class OldKinetoEvent:
 
 def test_torch_2_11_tells_the_same_events_by_their_device_and_their_names() -> None:
     call = '"Process Group Name": "0", "Collective name": "_allgather_base", "In msg nelems": 4'
-    found = plain(
+    found = timeline_events(
         [
             OldKinetoEvent("record_param_comms", 33, metadata=call),
             OldKinetoEvent("record_param_comms", 34, metadata="not JSON"),
@@ -454,14 +454,14 @@ def test_what_is_derived_for_torch_2_11_is_what_a_later_torch_tells() -> None:
         torch.nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()
     results: Any = profile.profiler
     events = results.kineto_results.events()
-    assert {_activity(event) for event in events} == {"cpu_op", "user_annotation"}
-    assert [_activity(event) for event in events] == [event.activity_type() for event in events]
+    assert {_activity_name(event) for event in events} == {"cpu_op", "user_annotation"}
+    assert [_activity_name(event) for event in events] == [event.activity_type() for event in events]
 
 
 def test_a_kernel_of_nccl_has_the_communicator_and_the_operation_of_the_call_it_is_linked_to() -> None:
     """torch's values of these are quoted, and their names have blanks."""
     call = {"Process Group Name": '"0"', "Collective name": '"_allgather_base"', "dtype": '"Float"'}
-    found = plain(
+    found = timeline_events(
         [
             KinetoEvent("cpu_op", "record_param_comms", 33, meta=call),
             KinetoEvent("kernel", "ncclDevKernel_Generic", 900, linked=33),

@@ -181,7 +181,7 @@ def test_what_releases_wrote_that_is_no_json_is_read(
     slip: str, long: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if long:
-        monkeypatch.setattr("vitscale.profiles.trace_json._BLOCK", 50_000)
+        monkeypatch.setattr("vitscale.profiles.trace_json._BLOCK_BYTES", 50_000)
     content = sample(A100)
     spoilt = SLIPS[slip](content)
     path = tmp_path / "trace.json"
@@ -201,14 +201,14 @@ def test_a_broken_beginning_is_not_tried_again_with_every_block(
 ) -> None:
     """Of 300 blocks: 64 places at which the first may end, then again when twice as much is read."""
     tried: list[int] = []
-    decoded = trace_json._decoded
+    decoded = trace_json._decode_events
 
     def counted(text: bytes, mend: bool) -> list[Any] | None:
         tried.append(len(text))
         return decoded(text, mend)
 
-    monkeypatch.setattr(trace_json, "_BLOCK", 1000)
-    monkeypatch.setattr(trace_json, "_decoded", counted)
+    monkeypatch.setattr(trace_json, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(trace_json, "_decode_events", counted)
     event = '{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 1},\n'
     (tmp_path / "trace.json").write_text('{"traceEvents": [{"ph: "X"},' + event * 5000)
     with pytest.raises(StoreError, match="cut off or broken after 0 events"):

@@ -332,7 +332,7 @@ def test_however_a_file_is_cut_into_blocks_its_events_are_the_same(
     path = tmp_path_factory.mktemp("blocks") / "trace.json"
     path.write_text(json.dumps(content, indent=2 if indent else None))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trace_json, "_BLOCK", block)
+        patch.setattr(trace_json, "_BLOCK_BYTES", block)
         trace = read_trace(path)
     assert [event.name for event in trace.events] == names
     assert (trace.rank, trace.device) == ((None, None) if bare else (3, "GPU"))

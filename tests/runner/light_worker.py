@@ -96,7 +96,7 @@ def main(run_folder: Path) -> NoReturn:
 
     launch = launch_file.read(run_folder)
     assert launch is not None
-    rank_process.with_environment(launch)
+    rank_process.restart_with_environment(launch)
     rank_process.die_with_parent(launch)
     own = rank_process.rank_info(rank_process.now_ns(), launch)
     header = RunHeader.model_validate_json((run_folder / "trial.json").read_text())

@@ -184,7 +184,7 @@ def test_a_pack_with_a_run_of_another_format_is_left_out_by_name(
         name: run.model_copy(update={part: getattr(run, part).model_copy(update={"format": number})})
         for name, run in runs.items()
     }
-    monkeypatch.setattr(packs, "_read_own", lambda _: changed)  # its writer would notice
+    monkeypatch.setattr(packs, "_read_back", lambda _: changed)  # its writer would notice
     path = pack_runs(folder, changed)
     results = load(folder)
     assert results.runs == ()

@@ -115,7 +115,7 @@ def test_fewer_runs_than_a_pack_holds_stay_as_they_are(folder: Path, monkeypatch
 def test_a_driver_that_packs_keeps_nothing_of_what_it_has_parsed(folder: Path) -> None:
     load(folder)
     pack_finished(folder)
-    held = [packs._parse_first_line.cache_info().currsize, packs._trial.cache_info().currsize]
+    held = [packs._parse_first_line.cache_info().currsize, packs._parse_trial.cache_info().currsize]
     load(folder)
     assert held == [0, 0]
     assert packs._parse_first_line.cache_info().currsize > 0, "a reader parses once what runs share"
@@ -254,7 +254,7 @@ def test_a_pack_that_is_damaged_before_its_files_are_gone_falls_back_on_them(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = by_name(load(folder))
-    monkeypatch.setattr(packs, "_remove", lambda *_: None)
+    monkeypatch.setattr(packs, "_remove_packed_files", lambda *_: None)
     pack_finished(folder)
     pack_files(folder)[0].write_bytes(b"")
     assert by_name(load(folder)) == whole
@@ -315,7 +315,7 @@ def test_no_bytes_bring_down_who_reads_what_may_be_decoded(tmp_path_factory: pyt
         for _ in range(rng.randint(1, 4)):
             content[rng.randrange(len(content))] = rng.randrange(256)
         (results / f"packs/{number:06}-{parquet.content_digest(bytes(content))}.parquet").write_bytes(content)
-    while name := packs.undecodable(results):
+    while name := packs.undecodable_pack(results):
         (results / "packs" / name).unlink()
     assert len(packs.pack_files(results)) > 40
     for path in packs.pack_files(results):
@@ -348,13 +348,13 @@ def test_a_pack_that_ends_its_decoder_is_named(tmp_path_factory: pytest.TempPath
     ]
     for name, content in zip(names, (good, bad, good), strict=True):
         (results / "packs" / name).write_bytes(content)
-    assert packs.undecodable(results) == names[1]
+    assert packs.undecodable_pack(results) == names[1]
     (results / "study.json").write_text("{}")
     write_bundle(results, results / "b.tar.gz", redact=False)
     with pytest.raises(StoreError, match=f"packs/{names[1]} in it cannot be decoded"):
         load(results / "b.tar.gz")
     (results / "packs" / names[1]).unlink()
-    assert packs.undecodable(results) is None
+    assert packs.undecodable_pack(results) is None
 
 
 def test_a_pack_that_ends_its_decoder_costs_a_plain_folder_only_its_runs(
@@ -406,11 +406,11 @@ def test_forks_have_decoders_of_their_own(folder: Path) -> None:
     pack_finished(folder)
     path = pack_files(folder)[0]
     question = {"path": str(path), "columns": ["folder"], "whole": False}
-    own = parquet._decoder()
+    own = parquet._decoder_of_process()
     answer = own.ask(question)
     child = os.fork()
     if child == 0:
-        other = parquet._decoder()
+        other = parquet._decoder_of_process()
         is_right = other is not own and other.ask(question) == answer
         other.end()
         os._exit(0 if is_right else 1)
@@ -425,7 +425,8 @@ def test_packs_are_decoded_where_memory_is_limited_already(written: Path, tmp_pa
     pack_runs(folder, dict(list(by_name(load(folder)).items())[:RUNS]))
     code = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (32 << 30, 32 << 30))\n"
     code += (
-        "from pathlib import Path; from vitscale.store.packs import undecodable; print(undecodable(Path(sys.argv[1])))"
+        "from pathlib import Path; from vitscale.store.packs import undecodable_pack; "
+        "print(undecodable_pack(Path(sys.argv[1])))"
     )
     told = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False)
     assert told.stdout == "None\n", told.stderr

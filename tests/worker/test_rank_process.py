@@ -142,7 +142,7 @@ from vitscale.processes import launch_file
 from vitscale.worker import rank_process
 launch = launch_file.read(Path(sys.argv[1]))
 print("once", flush=True)
-rank_process.with_environment(launch)
+rank_process.restart_with_environment(launch)
 print(json.dumps({"pid": os.getpid(), "argv": sys.argv[1:], "dev": sys.flags.dev_mode,
                   "colour": os.environ.get("COLOUR"), "size": os.environ.get("SIZE"), "rank": os.environ["RANK"],
                   "token": os.environ.get("VITSCALE_JOB"), "seen": "COLOUR" in Path("/proc/self/environ").read_text()}))

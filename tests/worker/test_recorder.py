@@ -116,7 +116,7 @@ def test_a_profile_that_a_pause_cuts_is_taken_of_the_same_steps_again(tmp_path: 
         recorder.end_step(images=8, loss=LOSS)
         if recorder.has_profile:
             assert recorder.named_phases == {"forward"}
-            recorder.read_profile(lambda unknown: {**unknown, "other": "a reason"})
+            recorder.write_profile(lambda unknown: {**unknown, "other": "a reason"})
     recorder.end_epoch()
     record = recording.record()
     assert [s.window for s in record.steps] == windows

@@ -22,7 +22,7 @@ StrPath: TypeAlias = str | Path
 MOST_RANKS = 100_000
 MOST_COUNTS = 1000
 """Most rank counts in one question."""
-_SIZE = re.compile(r"\s*(?P<number>\d{1,9}(?:\.\d{1,9})?)\s*(?P<prefix>[KMGTkmgt])(?P<binary>[Ii]?)[Bb]\s*")
+_SIZE_TEXT = re.compile(r"\s*(?P<number>\d{1,9}(?:\.\d{1,9})?)\s*(?P<prefix>[KMGTkmgt])(?P<binary>[Ii]?)[Bb]\s*")
 """Without IGNORECASE, by which other letters pass too: a k may then be the sign of kelvin."""
 
 
@@ -89,7 +89,7 @@ def size_bytes(text: str, option: str) -> int:
     Raises:
         RequestError: it is no size, or less than a byte.
     """
-    match = _SIZE.fullmatch(text)
+    match = _SIZE_TEXT.fullmatch(text)
     if match is None:
         raise RequestError(f"{option}: {shown(text)} is no size", next_step='Write "80GB" or "75.5GiB"')
     base = 1024 if match["binary"] else 1000

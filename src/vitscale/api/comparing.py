@@ -21,7 +21,7 @@ from vitscale.present.unread import Unread
 from vitscale.present.verb_result import VerbResult
 
 _PAGE_SUFFIXES = (".html", ".md")
-_MOST_LIMIT = 10.0
+_LARGEST_LIMIT = 10.0
 """Largest share by which a trial may be allowed to be slower."""
 DEFAULT_FOLDER = Path("results") / "compared"
 """The folder for the results of studies that are run in turn."""
@@ -72,7 +72,7 @@ class CompareResult(VerbResult):
     def summary(self) -> str:
         trials = counted(len(self.compared.pairs), "trial")
         other_results = len({pair.results for pair in self.compared.pairs})
-        return f"{trials} of {counted(other_results, 'other')} with {self.compared.first}"
+        return f"{trials} of {counted(other_results, 'other')} with {self.compared.first_name}"
 
     @override
     def _answer_fields(self) -> Mapping[str, Any]:
@@ -93,12 +93,13 @@ class CompareResult(VerbResult):
         file = path_of(page)
         check_page(file)
         try:
-            store.write_whole(file, self._page(file.suffix), make_folder=True)
+            store.write_whole(file, self._page_text(file.suffix), make_folder=True)
         except OSError as error:
             raise RequestError(f"{shown(str(file))} cannot be written: {error.strerror or error}") from None
         return replace(self, written=file)
 
-    def _page(self, suffix: str) -> str:
+    def _page_text(self, suffix: str) -> str:
+        """Return the page as Markdown or HTML. `suffix`: ".md" or ".html"."""
         if suffix == ".md":
             return self.to_markdown()
         from vitscale.present.html import to_html
@@ -249,7 +250,7 @@ def _checked_limit(fail_if_slower: float | None, *, strict: bool) -> float | Non
     """
     if strict and fail_if_slower is None:
         raise RequestError("--strict is of --fail-if-slower, which is not given", next_step="Add --fail-if-slower 5%")
-    return positive(fail_if_slower, "--fail-if-slower", most=_MOST_LIMIT)
+    return positive(fail_if_slower, "--fail-if-slower", most=_LARGEST_LIMIT)
 
 
 def _refuse_studies(paths: Sequence[Path]) -> None:
@@ -279,13 +280,13 @@ def _read_and_compare(folders: Sequence[Path], limit: float | None, *, combine_u
         RequestError: no trial has a counterpart.
         StoreError: a folder holds no results, or they cannot be read.
     """
-    names = _short_names(folders)
+    result_names = _short_names(folders)
     analysed = [analysis.analyse_folder(path, combine_unlike=combine_unlike) for path in folders]
-    named_results = list(zip(names, analysed, strict=True))
+    named_results = list(zip(result_names, analysed, strict=True))
     pairs = side_by_side(named_results)
     if not pairs:
         raise RequestError(
-            f"no trial of {shown(names[0])} has a counterpart in the others",
+            f"no trial of {shown(result_names[0])} has a counterpart in the others",
             next_step="Compare results of one study, or of studies that sweep the same fields on as many ranks",
         )
     return Compared.of(named_results, pairs, limit)

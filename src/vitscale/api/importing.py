@@ -23,7 +23,7 @@ from vitscale.store.checks import CheckRecord
 if TYPE_CHECKING:
     from vitscale.prediction.network.links import Link
 
-_GUESSED = "auto"
+_GUESS_FORMAT = "auto"
 
 
 @dataclass(frozen=True, repr=False)
@@ -122,7 +122,7 @@ def import_results(
     logs: StrPath | Sequence[StrPath],
     *,
     output: StrPath | None = None,
-    log_format: str = _GUESSED,
+    log_format: str = _GUESS_FORMAT,
     name: str | None = None,
     model: str | None = None,
     parameters: str | None = None,
@@ -173,7 +173,7 @@ def import_results(
     if not paths:
         raise RequestError("no log is given", next_step="Give one file or more")
     rank_counts = _rank_counts_of_files(gpus, len(paths))
-    is_guessed = log_format == _GUESSED
+    is_guessed = log_format == _GUESS_FORMAT
     file_format = guess(paths, cells, rank_counts) if is_guessed else log_format
     _refuse_unknown_format(file_format)
     results = path_or_none(output) or Path("results") / (name or paths[0].stem)
@@ -207,7 +207,7 @@ def _refuse_unknown_format(file_format: str) -> None:
     """
     is_own = file_format in (*FORMATS, *OF_LINKS)
     if not is_own and plugins.target("importer", file_format) is None:
-        raise unknown("format", file_format, (_GUESSED, *FORMATS, *OF_LINKS, *plugins.names("importer")))
+        raise unknown("format", file_format, (_GUESS_FORMAT, *FORMATS, *OF_LINKS, *plugins.names("importer")))
 
 
 def _link_format(file_format: str) -> LinkFormat | None:

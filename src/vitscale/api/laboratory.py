@@ -14,7 +14,7 @@ from vitscale.present.units import counted
 from vitscale.present.verb_result import VerbResult
 
 _COLUMNS = ("lab", "host", "address", "slots", "Mbit/s", "cores", "state", "processes")
-_WORDS = ("lab", "host", "state")
+_WORD_COLUMNS = ("lab", "host", "state")
 """Columns of words; the others are figures."""
 
 
@@ -38,18 +38,18 @@ class LabResult(VerbResult):
 
     @override
     def _answer_fields(self) -> Mapping[str, Any]:
-        return {"hostfiles": {lab.state.name: str(lab.hostfile) for lab in self.labs}, "hosts": self._rows()}
+        return {"hostfiles": {lab.state.name: str(lab.hostfile) for lab in self.labs}, "hosts": self._host_rows()}
 
     @override
     def _answer_document(self) -> Document:
         """Return a table with a row for each host."""
-        columns = [Column(name, words=name in _WORDS) for name in _COLUMNS]
+        columns = [Column(name, words=name in _WORD_COLUMNS) for name in _COLUMNS]
         rows = []
-        for fields in self._rows():
+        for fields in self._host_rows():
             rows.append([_cell(value) for value in fields.values()])
         return Document("", (table(columns, rows),))
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _host_rows(self) -> list[dict[str, Any]]:
         """Return the fields of each host, in the order of `_COLUMNS`."""
         rows: list[dict[str, Any]] = []
         for lab in self.labs:

@@ -90,6 +90,11 @@ def lint(
 
 
 def _refuse_study(file: Path) -> None:
+    """Refuse a study file, which is no configuration of DeepSpeed.
+
+    Raises:
+        RequestError: the file is one.
+    """
     if file.suffix == ".toml":
         raise RequestError(
             f"{shown(str(file))} is a study's form, and no DeepSpeed configuration",

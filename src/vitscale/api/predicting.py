@@ -22,7 +22,7 @@ from vitscale.present.units import counted, listed
 from vitscale.present.unread import Unread
 from vitscale.present.verb_result import VerbResult
 
-_MOST_NAMED = 6
+_MOST_COUNTS_NAMED = 6
 """Rank counts that a `repr` names."""
 
 
@@ -63,7 +63,7 @@ class PredictResult(VerbResult):
     def summary(self) -> str:
         ranks = sorted({prediction.gpus for prediction in self.forecast.predictions})
         series = len({prediction.series for prediction in self.forecast.predictions})
-        return f"{counted(series, 'series', 'series')} on {listed(ranks, most=_MOST_NAMED)} ranks"
+        return f"{counted(series, 'series', 'series')} on {listed(ranks, most=_MOST_COUNTS_NAMED)} ranks"
 
     @override
     def _answer_fields(self) -> Mapping[str, Any]:

@@ -54,16 +54,16 @@ class _Question:
     def __init__(self, results: Path, analysed: Analysis) -> None:
         self.results = results
         self.analysed = analysed
-        self._fits: list[Fitted] = []
+        self._earlier_fits: list[Fitted] = []
         """A fit takes most of an answer's time, and most options leave the evidence as it is."""
 
-    def _fitted(self, evidence: Evidence) -> Fitted:
+    def _fit_to(self, evidence: Evidence) -> Fitted:
         """Return the fit to this evidence, which is computed once."""
-        for fitted in self._fits:
+        for fitted in self._earlier_fits:
             if fitted.evidence == evidence:
                 return fitted
         fitted = fit(evidence)
-        self._fits.append(fitted)
+        self._earlier_fits.append(fitted)
         return fitted
 
 
@@ -105,7 +105,7 @@ class PredictQuestion(_Question):
             price_per_gpu_hour=options["--price"],
             memory_capacity_bytes=memory_bytes(options["--gpu-memory"]),
         )
-        fitted = self._fitted(evidence)
+        fitted = self._fit_to(evidence)
         forecast = answering.answer(fitted, questions) if scored else _unscored_forecast(fitted, questions)
         finishes = finishing.finish(horizon, forecast.predictions, evidence, self.analysed) if horizon else ()
         return PredictAnswer(forecast, finishes, recorded)
@@ -114,22 +114,22 @@ class PredictQuestion(_Question):
         """Return all figures of the answer with these options, to be compared by `==`."""
         answered = self.answer(options, scored=False)
         fields = predict_fields(answered.forecast)
-        predictions = [_figures(prediction) for prediction in fields["predictions"]]
+        predictions = [_comparable_figures(prediction) for prediction in fields["predictions"]]
         finishes = [_finish_figures(finish) for finish in answered.finishes if not finish.reason]
-        return _rounded([predictions, fields["left_out"], finishes])
+        return _with_rounded_floats([predictions, fields["left_out"], finishes])
 
     def remarks(self, answered: PredictAnswer, options: Options) -> Remarks:
         """Return the remarks that stand before the answer to these options."""
-        idle_options = options_without_effect(options, self.figures)
+        ineffective_options = options_without_effect(options, self.figures)
         recorded = answered.recorded
         evidence = answered.forecast.evidence
-        sentences = [answering.taken_as_measured(recorded, evidence, besides=idle_options)]
-        effective_options = answering.facts_taken(recorded, evidence).keys() - idle_options
+        sentences = [answering.taken_as_measured(recorded, evidence, besides=ineffective_options)]
+        effective_options = answering.facts_taken(recorded, evidence).keys() - ineffective_options
         if effective_options & {"--engine", "--model", "--parameters"}:
             sentences.append(self._sentence_on_traffic(answered))
         without_effect = [
             OptionWithoutEffect(option, options[option], _why_no_effect(option, options[option], answered))
-            for option in idle_options
+            for option in ineffective_options
         ]
         return _remarks(self.analysed, sentences, without_effect)
 
@@ -142,7 +142,7 @@ class PredictQuestion(_Question):
         distributed = [prediction for prediction in predictions if prediction.gpus > 1]
         if not distributed:
             return ""
-        fitted = self._fitted(answered.forecast.evidence)
+        fitted = self._fit_to(answered.forecast.evidence)
         first = distributed[0]
         has_several_hosts = any(prediction.nodes > 1 for prediction in predictions)
         return _sentence_on_what_is_sent(fitted, first.series, first.trial, has_several_hosts=has_several_hosts)
@@ -328,7 +328,7 @@ class AdviseQuestion(_Question):
             checkpoint_seconds=horizon.checkpoint_seconds,
             node_mtbf_seconds=horizon.node_mtbf_seconds,
         )
-        fitted = self._fitted(self._evidence_with_facts(options))
+        fitted = self._fit_to(self._evidence_with_facts(options))
         return advised_from(fitted, self.analysed, request)
 
     def _recorded_evidence(self, options: Options) -> Evidence:
@@ -343,19 +343,19 @@ class AdviseQuestion(_Question):
 
     def figures(self, options: Options) -> object:
         """Return all figures of the advice with these options, to be compared by `==`."""
-        return _rounded(_figures(advice_fields(self.answer(options), None)))
+        return _with_rounded_floats(_comparable_figures(advice_fields(self.answer(options), None)))
 
     def remarks(self, advice: Advice, options: Options) -> Remarks:
         """Return the remarks that stand before the advice with these options."""
-        idle_options = options_without_effect(options, self.figures)
+        ineffective_options = options_without_effect(options, self.figures)
         recorded = self._recorded_evidence(options)
         evidence = self._evidence_with_facts(options)
-        sentences = [answering.taken_as_measured(recorded, evidence, besides=idle_options)]
-        effective_options = answering.facts_taken(recorded, evidence).keys() - idle_options
+        sentences = [answering.taken_as_measured(recorded, evidence, besides=ineffective_options)]
+        effective_options = answering.facts_taken(recorded, evidence).keys() - ineffective_options
         if "--parameters" in effective_options:
             sentences.append(self._sentence_on_traffic(advice, evidence))
         without_effect = []
-        for option in idle_options:
+        for option in ineffective_options:
             reason = _why_nothing_is_converted(option, recorded, evidence) or _why_no_effect_on_advice(option, advice)
             without_effect.append(OptionWithoutEffect(option, options[option], reason))
         return _remarks(self.analysed, sentences, without_effect)
@@ -371,11 +371,11 @@ class AdviseQuestion(_Question):
         measured_trial = advice.trials[first_answer.series]
         train = measured_trial.train.model_copy(update={"engine": first_answer.candidate.engine})
         trial = measured_trial.model_copy(update={"train": train})
-        fitted = self._fitted(evidence)
+        fitted = self._fit_to(evidence)
         return _sentence_on_what_is_sent(fitted, first_answer.series, trial, has_several_hosts=first_answer.nodes > 1)
 
 
-_WHY_NO_BETTER = {
+_REASON_BY_ADVISE_OPTION = {
     "--any-batch": "no answer with another global batch is better",
     "--large-batch": "no answer of large-batch training is better",
     "--split": "no answer shares a model among ranks",
@@ -384,8 +384,8 @@ _WHY_NO_BETTER = {
 
 def _why_no_effect_on_advice(option: str, advice: Advice) -> str:
     """Return why an option of `advise` changes no figure; empty where that is not known."""
-    if option in _WHY_NO_BETTER:
-        return _WHY_NO_BETTER[option]
+    if option in _REASON_BY_ADVISE_OPTION:
+        return _REASON_BY_ADVISE_OPTION[option]
     if option == "--gpu-memory" and not advice.memory_known:
         return "what this model takes is not forecast"
     configurations = [*(answer.option for answer in advice.answers), *advice.front]
@@ -393,7 +393,7 @@ def _why_no_effect_on_advice(option: str, advice: Advice) -> str:
     return _why_transfers_are_the_same(option, advice.assumptions, placements)
 
 
-_NO_FIGURES = (
+_FIELDS_WITHOUT_FIGURES = (
     "assumptions", "reasons", "effective_draws", "looked_at", "dropped", "refused",
     "engine", "zero_stage", "precision", "micro_batch", "grad_accum", "global_batch", "image_size", "gpu",
     "memory_capacity_bytes", "limits", "price_per_gpu_hour",
@@ -401,14 +401,15 @@ _NO_FIGURES = (
 """Fields of an answer that are no figures: words, numbers of what was looked at, and what repeats the question."""
 
 
-def _figures(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _comparable_figures(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the figures of an answer, with the names of the assumed parts in place of the assumptions' words."""
-    figures = {name: value for name, value in fields.items() if name not in _NO_FIGURES}
+    figures = {name: value for name, value in fields.items() if name not in _FIELDS_WITHOUT_FIGURES}
     figures["assumed"] = [assumption["part"] for assumption in fields["assumptions"]]
     return figures
 
 
 def _finish_figures(finish: Finish) -> tuple[float | None, ...]:
+    """Return the figures of a time to finish."""
     return (
         finish.work_seconds,
         finish.wall_seconds,
@@ -420,7 +421,7 @@ def _finish_figures(finish: Finish) -> tuple[float | None, ...]:
     )
 
 
-def _rounded(value: Any) -> Any:
+def _with_rounded_floats(value: Any) -> Any:
     """Return the value with all of its floats as text of six digits, at any depth, so that rounding errors are equal.
 
     Example: {"seconds": [0.1234567, 3]} gives {"seconds": ["0.123457", 3]}.
@@ -428,7 +429,7 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, Mapping):
-        return {name: _rounded(item) for name, item in value.items()}
+        return {name: _with_rounded_floats(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_rounded(item) for item in value]
+        return [_with_rounded_floats(item) for item in value]
     return value

@@ -88,7 +88,7 @@ class ReportResult(VerbResult):
         """
         if form not in NAMES:
             raise unknown("form of text", form, NAMES)
-        return self._reported([form]).text(form)
+        return self._contents([form]).text(form)
 
     def write(
         self, formats: Sequence[str] = (), output: StrPath | None = None, *, to_standard_output: bool = False
@@ -99,21 +99,22 @@ class ReportResult(VerbResult):
             formats: html, md, latex, json, csv, parquet, png, svg, pdf, methods or trace; none: as the name of `output`
                 ends, else html.
             output: the file; for several forms or pictures a folder. None: the results folder.
-            to_standard_output: whether forms of text other than html go there where there is no `output`.
+            to_standard_output: whether forms of text other than html are printed, and not written into files, where
+                `output` is None. Without effect otherwise.
 
         Raises:
             RequestError: a form is unknown, or a file cannot be written.
         """
         files = report_files(formats, path_or_none(output))
         return outputs.write(
-            self._reported(files.formats),
-            folder_for(self.results),
+            self._contents(files.formats),
+            default_output_folder(self.results),
             files.formats,
             files.output,
             to_standard_output=to_standard_output,
         )
 
-    def _reported(self, formats: Collection[str]) -> outputs.Reported:
+    def _contents(self, formats: Collection[str]) -> outputs.Reported:
         """Return the contents of a report in these forms, with the charts of other packages.
 
         Predictions and advice are only worked out where a form has them: advice takes as long as all predictions.
@@ -180,7 +181,8 @@ def report_like(
         formats: html, json, png, svg or pdf; none: as the name of `output` ends, else html.
         output: the folder; for html alone or json alone also a file. None: like-NAME in the results folder.
         combine_unlike: combine runs although they ran on unlike hardware or under other library versions.
-        to_standard_output: whether JSON alone goes there where there is no `output`.
+        to_standard_output: whether JSON is printed, and no file written, where it is the only format and `output` is
+            None. Without effect otherwise.
 
     Raises:
         RequestError: the study or a form is unknown, or a file cannot be written.
@@ -195,19 +197,19 @@ def report_like(
             raise unknown("format of --like", form, like.FORMATS)
     folder = path_of(results)
     analysed = analysis.analyse_folder(folder, combine_unlike=combine_unlike)
-    material = like.Material.of(analysed, evidence_of(folder, analysed).network)
+    measured = like.MeasuredData.of(analysed, evidence_of(folder, analysed).network)
     written = like.write(
         published,
-        material,
-        folder_for(folder),
+        measured,
+        default_output_folder(folder),
         files.formats,
         files.output,
         to_standard_output=to_standard_output,
     )
-    return LikeResult(tuple(written), like.terminal_document(published, material, written))
+    return LikeResult(tuple(written), like.terminal_document(published, measured, written))
 
 
-def folder_for(results: Path) -> Path:
+def default_output_folder(results: Path) -> Path:
     """Return the folder to write to where no output is named: the results folder; for a bundle, a folder beside it.
 
     Example: the folder of "lab/bundle.tar.gz" is "lab/bundle". It is "lab/bundle-report" where "lab/bundle" holds

@@ -207,8 +207,8 @@ def train(
     results = path_or_none(output)
     planned = runner.plan(StudyFile.checked(Path("train.toml"), study_text, overlay, overrides), results=results)
     if planned.most_runs != 1:
-        what = f"train does one run, and this makes {planned.most_runs}"
-        raise RequestError(what, next_step="Write a study of them: vitscale init, then vitscale run")
+        message = f"train does one run, and this makes {planned.most_runs}"
+        raise RequestError(message, next_step="Write a study of them: vitscale init, then vitscale run")
     folder = results or default_folder(planned)
     return carry_out(planned, folder, runner.RunOptions(), progress_console(console), verb="train")
 

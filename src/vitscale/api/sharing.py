@@ -143,7 +143,7 @@ def send(results: StrPath, tracker: str, folder: StrPath = "runs") -> SendResult
         raise unknown("tracker", tracker, sinks.SINKS)
     analysed = analysis.analyse_folder(path_of(results))
     runs = sinks.send(tracker, analysed, path_of(folder))
-    return SendResult(runs.sent, runs.there_already, analysed.unread)
+    return SendResult(runs.sent, runs.present_before, analysed.unread)
 
 
 @dataclass(frozen=True, repr=False)

@@ -23,8 +23,8 @@ from vitscale.preflight.first_study import (
 from vitscale.study.file import StudyFile
 from vitscale.study.schema import study_schema
 
-_SCHEMA = "study.schema.json"
-_LONGEST_NAME = 100
+_SCHEMA_FILE = "study.schema.json"
+_MOST_NAME_LETTERS = 100
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,10 @@ def init(
     counts = rank_counts(gpus) or usual_counts(machines)
     root_in_study = None if root is None else _root_in_study(root, file)
     wishes = Wishes(model, data, root_in_study, engine, counts)
-    text = f"#:schema {_SCHEMA}\n{first_study(_study_name(file), machines, wishes)}"
+    text = f"#:schema {_SCHEMA_FILE}\n{first_study(_study_name(file), machines, wishes)}"
     planned = runner.plan(StudyFile.checked(file, text))
     write_new(file, text)
-    schema = file.parent / _SCHEMA
+    schema = file.parent / _SCHEMA_FILE
     if not schema.exists():
         write_new(schema, json.dumps(study_schema(), indent=1) + "\n")
     return InitResult(file, machines.description, len(planned.tasks))
@@ -119,7 +119,7 @@ def _root_in_study(root: str, study: Path) -> str:
 def _study_name(study: Path) -> str:
     """Return the name of a study by that of its file: "my study.toml" gives "my-study"."""
     letters = [letter if _is_allowed_in_name(letter) else "-" for letter in study.stem]
-    return "".join(letters).lstrip("._-")[:_LONGEST_NAME] or "study"
+    return "".join(letters).lstrip("._-")[:_MOST_NAME_LETTERS] or "study"
 
 
 def _is_allowed_in_name(letter: str) -> bool:

@@ -33,7 +33,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _INFO_FOLDER = f"{_NAME}-{__version__}.dist-info"
 WHEEL_NAME = f"{_NAME}-{__version__}-py3-none-any.whl"
 
-_INSTALLERS_FILES = ("RECORD", "WHEEL", "INSTALLER", "REQUESTED", "direct_url.json")
+_FILES_OF_INSTALLER = ("RECORD", "WHEEL", "INSTALLER", "REQUESTED", "direct_url.json")
 """Files of a dist-info folder that the installer wrote about this one installation, or that a new wheel has anew."""
 _WHEEL_FILE = "Wheel-Version: 1.0\nGenerator: vitscale\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
@@ -56,7 +56,7 @@ def source_tree() -> Path | None:
     folder = _PACKAGE.parents[1]
     if _PACKAGE.parent.name != "src" or not (folder / "pyproject.toml").is_file():
         return None
-    return folder if _project(folder).get("name") == _NAME else None
+    return folder if _project_table(folder).get("name") == _NAME else None
 
 
 def write_wheel(folder: Path) -> Path:
@@ -69,7 +69,7 @@ def write_wheel(folder: Path) -> Path:
             cannot be written to.
     """
     path = folder / WHEEL_NAME
-    content = _wheel()
+    content = _wheel_content()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(path):
@@ -91,22 +91,22 @@ def _refuse_other_content(path: Path, content: bytes) -> None:
         OSError: it cannot be read.
     """
     if not path.is_file() or path.read_bytes() != content:
-        what = f"{shown(str(path))} is there already, and is of another vitscale"
-        raise RequestError(what, next_step="Remove it, or write into another folder")
+        message = f"{shown(str(path))} is there already, and is of another vitscale"
+        raise RequestError(message, next_step="Remove it, or write into another folder")
 
 
-def _wheel() -> bytes:
+def _wheel_content() -> bytes:
     """Return the wheel's bytes: the package's files, its dist-info folder, and RECORD with the digest of each file."""
     files = {f"{_NAME}/{name}": content for name, content in _package_files().items()}
     info_files = {**_info_files(), "WHEEL": _WHEEL_FILE.encode()}
     files |= {f"{_INFO_FOLDER}/{name}": content for name, content in info_files.items()}
-    files[f"{_INFO_FOLDER}/RECORD"] = _record(files)
+    files[f"{_INFO_FOLDER}/RECORD"] = _record_content(files)
     return _zip_archive(files)
 
 
-def _record(files: Mapping[str, bytes]) -> bytes:
-    """Return the RECORD of a wheel with these files: path, digest and size of each, and its own path alone."""
-    lines = [f"{name},sha256={_digest(content)},{len(content)}\n" for name, content in files.items()]
+def _record_content(files: Mapping[str, bytes]) -> bytes:
+    """Return the RECORD of a wheel with these files: path, digest and size of each; of RECORD itself the path alone."""
+    lines = [f"{name},sha256={_record_digest(content)},{len(content)}\n" for name, content in files.items()]
     return "".join([*lines, f"{_INFO_FOLDER}/RECORD,,\n"]).encode()
 
 
@@ -130,6 +130,7 @@ def _package_files() -> dict[str, bytes]:
 
 
 def _is_left_out(path_part: str) -> bool:
+    """Whether a wheel has no file whose path has this part: compiled modules and hidden files."""
     return path_part == "__pycache__" or path_part.startswith(".")
 
 
@@ -142,17 +143,17 @@ def _info_files() -> dict[str, bytes]:
     checkout = source_tree()
     if checkout is not None:
         return _info_files_of_clone(checkout)
-    installed = _distribution()
+    installed = _installed_distribution()
     if installed is None:
-        what = "this vitscale does not know what it needs: it was neither installed nor runs in a clone"
-        raise RequestError(what, next_step="Install it from a clone or a wheel, then ask again")
+        message = "this vitscale does not know what it needs: it was neither installed nor runs in a clone"
+        raise RequestError(message, next_step="Install it from a clone or a wheel, then ask again")
     return _info_files_of_installation(installed)
 
 
 def _info_files_of_clone(checkout: Path) -> dict[str, bytes]:
     """Return what `_info_files` does, made from a clone's pyproject.toml."""
-    project = _project(checkout)
-    files = {"METADATA": _metadata(project), "entry_points.txt": _entry_points(project)}
+    project = _project_table(checkout)
+    files = {"METADATA": _metadata_content(project), "entry_points.txt": _entry_points(project)}
     license_file = checkout / "LICENSE"
     if license_file.is_file():
         files["licenses/LICENSE"] = license_file.read_bytes()
@@ -165,12 +166,12 @@ def _info_files_of_installation(installed: metadata.Distribution) -> dict[str, b
     for path in sorted(installed.files or (), key=str):
         _, info_folder, name = str(path).partition(f"{_INFO_FOLDER}/")
         is_in_info_folder = info_folder != ""
-        if is_in_info_folder and name not in _INSTALLERS_FILES:
+        if is_in_info_folder and name not in _FILES_OF_INSTALLER:
             files[name] = Path(str(installed.locate_file(path))).read_bytes()
     return files
 
 
-def _project(checkout: Path) -> dict[str, Any]:
+def _project_table(checkout: Path) -> dict[str, Any]:
     """Return the table [project] of a clone's pyproject.toml; empty where it cannot be read."""
     try:
         project = tomllib.loads((checkout / "pyproject.toml").read_text(encoding="utf-8")).get("project")
@@ -179,7 +180,7 @@ def _project(checkout: Path) -> dict[str, Any]:
     return project if isinstance(project, dict) else {}
 
 
-def _metadata(project: Mapping[str, Any]) -> bytes:
+def _metadata_content(project: Mapping[str, Any]) -> bytes:
     """Return the METADATA of a clone, from its [project], with the requirements of each extra.
 
     https://packaging.python.org/en/latest/specifications/core-metadata/
@@ -218,7 +219,7 @@ def _entry_points(project: Mapping[str, Any]) -> bytes:
     return "".join(["[console_scripts]\n", *lines]).encode()
 
 
-def _distribution() -> metadata.Distribution | None:
+def _installed_distribution() -> metadata.Distribution | None:
     """Return the installed distribution that the running package belongs to; None where it was not installed."""
     distributions = metadata.distributions(name=_NAME, path=[str(_PACKAGE.parent)])
     return next(iter(distributions), None)
@@ -230,7 +231,7 @@ def _installed_from() -> str | None:
     pip records it as a URL in direct_url.json (PEP 610): {"url": "file:///home/me/vitscale", ...}. Return None where
     there is no such record, where its URL is not that of a file, and where the file or folder no longer exists.
     """
-    installed = _distribution()
+    installed = _installed_distribution()
     if installed is None:
         return None
     record = installed.read_text("direct_url.json")
@@ -246,13 +247,13 @@ def _installed_from() -> str | None:
     return path if Path(path).exists() else None
 
 
-def _digest(content: bytes) -> str:
+def _record_digest(content: bytes) -> str:
     """Return the SHA-256 in the form of RECORD: URL-safe base64 without its padding."""
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
 def versions_of(distributions: Iterable[str]) -> dict[str, str | None]:
-    """Return distribution -> its version, None where it is not installed. Nothing is imported."""
+    """Return name of a distribution -> its version, None where it is not installed. Nothing is imported."""
     versions: dict[str, str | None] = {}
     for name in distributions:
         try:

@@ -29,19 +29,24 @@ _LARGEST_BYTES = 1 << 20
 _KEY_CHAIN = re.compile(r"""(?<![\w"'.-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){20}""")
 
 
-def read_text(path: Path, what: str, *, next_step: str) -> str:
-    """Return the UTF-8 text of `path`, at most 1 MiB: an endless file is not read to its end.
+def read_text(path: Path, file_kind: str, *, next_step: str) -> str:
+    """Return the UTF-8 text of a file, without a byte order mark. No more than 1 MiB of the file is read.
+
+    Args:
+        path: the file; it may be a device without an end.
+        file_kind: the word for it in messages: "study file".
+        next_step: what the message advises.
 
     Raises:
-        RequestError: `what` ("study file") is missing, unreadable, too large, empty or no text.
+        RequestError: the file is missing, unreadable, larger than 1 MiB, empty, or not UTF-8.
     """
-    subject = f"{what} {shown(str(path))}"
+    subject = f"{file_kind} {shown(str(path))}"
     try:
         with path.open("rb") as file:
             content = file.read(_LARGEST_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL or a lone surrogate in the path
-        reason = (isinstance(error, OSError) and error.strerror) or "no such path"
-        raise RequestError(f"{subject} cannot be read: {reason}", next_step=next_step) from None
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise RequestError(f"{subject} cannot be read: {reason or 'no such path'}", next_step=next_step) from None
     if len(content) > _LARGEST_BYTES:
         raise RequestError(f"{subject} is larger than 1 MiB", next_step=next_step)
     if not content.strip():
@@ -59,7 +64,9 @@ LARGEST_LINES_BYTES = 4 << 30
 
 
 def open_regular(path: Path, *, largest_bytes: int = LARGEST_LINES_BYTES, follow_links: bool = True) -> BinaryIO:
-    """Opens a file for reading whose folder may be anybody's; never waits, not even for the writer of a pipe.
+    """Opens a regular file for reading, in a folder that anybody may have written to.
+
+    Returns or raises at once: a pipe without a writer would make a plain `open` wait.
 
     Raises:
         OSError: it cannot be opened, is a pipe, a device, a socket or a folder, or is larger than `largest_bytes`.
@@ -83,7 +90,7 @@ def open_regular(path: Path, *, largest_bytes: int = LARGEST_LINES_BYTES, follow
 
 
 def read_record(path: Path) -> str:
-    """The UTF-8 text of a record, which is a file of a folder that may be anybody's; see `open_regular`.
+    """Return the UTF-8 text of a file that holds one record, in a folder that anybody may have written to.
 
     Raises:
         OSError: as `open_regular`.
@@ -101,8 +108,14 @@ def has_long_keys(text: str) -> bool:
     return _KEY_CHAIN.search(text) is not None
 
 
-def beside(file: Path, named: str) -> Path:
-    """The path that `file` means by `named`: `~` is the home folder; a relative path starts at the folder of `file`.
+def path_named_in(file: Path, named: str) -> Path:
+    """Return the path that a file's text names. A relative path starts at that file's folder, `~` is the home folder.
+
+    Example: "data/images" in /home/me/study.toml is /home/me/data/images.
+
+    Args:
+        file: the file whose text names a path.
+        named: the path as it stands there.
 
     Raises:
         RequestError: the home folder of `~name` is not known.
@@ -116,17 +129,18 @@ def beside(file: Path, named: str) -> Path:
     return path if path.is_absolute() else (file.parent / path).absolute()
 
 
-_MOST_LINKS = 40
-"""The kernel follows no more."""
+_MOST_LINKS_FOLLOWED = 40
+"""Links to links that are followed; the kernel follows no more."""
 
 
 def is_stream(path: Path) -> bool:
     """Whether a name stands for a device, a pipe, a socket, or a file that a process has open (/dev/stdout).
 
-    Links are followed, one after the other: a link to such a name counts too.
+    Links are followed one at a time, since a name on the way may be one of these: /dev/stdout is itself a link, and may
+    lead on to a plain file.
     """
     name = path
-    for _ in range(_MOST_LINKS):
+    for _ in range(_MOST_LINKS_FOLLOWED):
         folder = os.path.realpath(name.parent)
         is_standard_stream = folder == "/dev" and name.name in ("stdin", "stdout", "stderr")
         is_open_file = folder == "/dev/fd" or folder.startswith("/proc/")
@@ -139,10 +153,16 @@ def is_stream(path: Path) -> bool:
 
 
 @contextmanager
-def told_if_unwritable(what: str, where: object, next_step: str = "", *, is_answer: bool = True) -> Iterator[None]:
-    """Raise one message where the block cannot write `what` ("the report") to `where`.
+def unwritable_as_request_error(
+    written: str, path_or_name: object, next_step: str = "", *, is_answer: bool = True
+) -> Iterator[None]:
+    """Turn an OSError of the block, which writes a file, into a RequestError.
 
-    With `is_answer` a BrokenPipeError goes on as it is: the reader of the answer has seen enough.
+    Args:
+        written: the word for what is written: "the report".
+        path_or_name: the file or folder that the message names if the error names none.
+        next_step: what the message advises.
+        is_answer: whether it may be printed. A BrokenPipeError then stays as it is: the reader has seen enough.
 
     Raises:
         RequestError: an OSError has ended the block.
@@ -152,7 +172,8 @@ def told_if_unwritable(what: str, where: object, next_step: str = "", *, is_answ
     except OSError as error:
         if is_answer and isinstance(error, BrokenPipeError):
             raise
-        message = f"{what} cannot be written to {shown(str(error.filename or where))}: {error.strerror or error}"
+        target = shown(str(error.filename or path_or_name))
+        message = f"{written} cannot be written to {target}: {error.strerror or error}"
         raise RequestError(message, next_step=next_step) from error
 
 
@@ -214,9 +235,9 @@ def _errors_naming(path: Path, *, in_place_of: Path) -> Iterator[None]:
 
 
 def draft_of(path: Path) -> Path:
-    """Makes up a hidden name in the folder of `path`, for a file that will be renamed to `path` when it is whole.
+    """Returns a hidden, random name in the folder of `path`, for a file that is renamed to `path` when it is whole.
 
-    Nobody can guess the name, so nobody can have put a link there.
+    Nobody can guess the name, so nobody can have put a link there. Example: ".study.json.1f0c9a44e0b2d3a7.draft".
     """
     return path.with_name(f".{path.name[:_DRAFT_LETTERS]}.{secrets.token_hex(8)}.draft")
 
@@ -259,18 +280,19 @@ def allocate(file: BinaryIO, size: int) -> None:
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file.fileno(), 0, size)
         return
-    missing = size - file.seek(0, os.SEEK_END)
-    while missing > 0:
-        missing -= file.write(_ZEROS[:missing])
+    missing_bytes = size - file.seek(0, os.SEEK_END)
+    while missing_bytes > 0:
+        missing_bytes -= file.write(_ZEROS[:missing_bytes])
     file.flush()
 
 
-_LOOK_SECONDS = 0.1
+_SECONDS_BETWEEN_TRIES = 0.1
+"""Time from one try to take a lock to the next."""
 
 
 @contextmanager
 def file_lock(path: Path, patience_seconds: float = math.inf) -> Iterator[TextIO | None]:
-    """Holds the lock of `path`, which is made where missing, for the length of a block.
+    """Holds the kernel's lock on a file for the length of a block; the file is made where it is missing.
 
     Yields:
         The open file; None where another process held the lock for all of `patience_seconds`.
@@ -283,7 +305,7 @@ def file_lock(path: Path, patience_seconds: float = math.inf) -> Iterator[TextIO
     with _lock_file(path) as file:
         is_ours = _take_lock(file, wait=waits_for_ever)
         while not is_ours and time.monotonic() < deadline:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_SECONDS_BETWEEN_TRIES)
             is_ours = _take_lock(file, wait=waits_for_ever)
         yield file if is_ours else None
 

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from vitscale.base.processors import usable_cores
 
@@ -33,55 +33,64 @@ def spread(work: Callable[[Item], Done], items: Sequence[Item], *, fewest: int) 
     if _may_fork() and len(items) >= max(1, fewest):
         processes = min(len(items), len(usable_cores()))
     # Indices of the items that each process takes: with 2 processes 0, 2, 4, ... and 1, 3, 5, ...
-    own_share, *shares = [range(first, len(items), processes) for first in range(processes)]
+    parent_share, *fork_shares = [range(first, len(items), processes) for first in range(processes)]
     result_by_index: dict[int, Done] = {}
     children: list[_Fork] = []
     try:
-        for share in shares:
+        for share in fork_shares:
             child = _start_fork(work, items, share)
             if child is None:
                 break
             children.append(child)
-        result_by_index |= {index: work(items[index]) for index in own_share}
+        result_by_index |= {index: work(items[index]) for index in parent_share}
         for child in children:
-            # A fork that was ended gives no answer, or only a part.
-            with suppress(EOFError, pickle.UnpicklingError), os.fdopen(child.answer, "rb", closefd=False) as file:
-                results = pickle.load(file)  # noqa: S301 - of a fork of this process
-                result_by_index |= zip(child.share, results, strict=True)
+            result_by_index |= _read_results(child)
     finally:
         for child in children:
-            os.close(child.answer)
+            os.close(child.results)
             os.kill(child.process_id, signal.SIGKILL)  # it has answered, or nobody wants its answer any more
             os.waitpid(child.process_id, 0)
-    return [result_by_index[index] if index in result_by_index else work(item) for index, item in enumerate(items)]
+    for index, item in enumerate(items):
+        if index not in result_by_index:  # of a fork that could not be started, or failed
+            result_by_index[index] = work(item)
+    return [result_by_index[index] for index in range(len(items))]
 
 
 class _Fork(NamedTuple):
     """A child that works on a share of the items."""
 
     process_id: int
-    answer: int
-    """Descriptor from which its results are read."""
+    results: int
+    """Descriptor from which its pickled results are read."""
     share: range
     """Indices of its items."""
 
 
 def _start_fork(work: Callable[[Item], Done], items: Sequence[Item], share: range) -> _Fork | None:
     """Start a fork that works on the items with the indices in `share`; return None where none can be started."""
-    answer, write = os.pipe()
+    read_end, write_end = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's on threads, which take no part
         try:
             process_id = os.fork()
         except OSError:  # no memory, or no more processes
-            os.close(answer)
-            os.close(write)
+            os.close(read_end)
+            os.close(write_end)
             return None
     is_fork = process_id == 0
     if is_fork:
-        _answer(write, work, [items[index] for index in share])  # ends the fork
-    os.close(write)
-    return _Fork(process_id, answer, share)
+        _work_and_exit(write_end, work, [items[index] for index in share])
+    os.close(write_end)
+    return _Fork(process_id, read_end, share)
+
+
+def _read_results(child: _Fork) -> dict[int, Any]:
+    """Wait for a fork's results, and return them by the indices of its items; none where the fork was ended."""
+    # A fork that was ended has written nothing, or only a part.
+    with suppress(EOFError, pickle.UnpicklingError), os.fdopen(child.results, "rb", closefd=False) as file:
+        results = pickle.load(file)  # noqa: S301 - of a fork of this process
+        return dict(zip(child.share, results, strict=True))
+    return {}
 
 
 def has_other_threads() -> bool:
@@ -101,19 +110,19 @@ def _may_fork() -> bool:
     return sys.platform != "darwin"
 
 
-def _answer(write: int, work: Callable[[Item], Done], items: Sequence[Item]) -> None:
+def _work_and_exit(write_end: int, work: Callable[[Item], Done], items: Sequence[Item]) -> NoReturn:
     """Do a fork's work, write its results to a pipe, and end the fork.
 
-    It never returns: no other code of the process that the fork copies may run in it.
+    No other code of the process that the fork copies may run in it.
 
     Args:
-        write: descriptor of the pipe.
+        write_end: descriptor of the pipe.
         work: as in `spread`.
         items: the fork's share of the items.
     """
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent ends it
-        with os.fdopen(write, "wb") as file:
+        with os.fdopen(write_end, "wb") as file:
             pickle.dump([work(item) for item in items], file, pickle.HIGHEST_PROTOCOL)
     finally:
         os._exit(0)

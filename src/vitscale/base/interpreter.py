@@ -30,7 +30,7 @@ class ModuleCommand(NamedTuple):
 
 
 def python_module(module: str, *arguments: str, interpreter: str | None = None) -> tuple[str, ...]:
-    """The argv that runs a module as a program.
+    """Return the argv that runs a module as a program.
 
     Args:
         module: name of the module.
@@ -41,12 +41,12 @@ def python_module(module: str, *arguments: str, interpreter: str | None = None) 
 
 
 def python_code(code: str, *arguments: str) -> tuple[str, ...]:
-    """The argv that runs a line of Python with this process's interpreter."""
+    """Return the argv that runs a line of Python with this process's interpreter."""
     return (sys.executable, _SAFE_PATH, "-c", code, *arguments)
 
 
 def parse_module_command(argv: Sequence[str]) -> ModuleCommand:
-    """Reads interpreter, module and arguments from an argv that `python_module` made: its inverse.
+    """Return interpreter, module and arguments of an argv that `python_module` made.
 
     Raises:
         ValueError: the argv has another form.
@@ -58,9 +58,10 @@ def parse_module_command(argv: Sequence[str]) -> ModuleCommand:
 
 
 def safe_path(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variable to set for a process, so that it and all below it search no current folder.
+    """Return the variable to set for a process, by name, so that it and those it starts search no current folder.
 
-    A value that a user has set in `environment` stays.
+    Args:
+        environment: the process's variables; a value that a user has set in them stays.
     """
     return {SAFE_PATH_VARIABLE: environment.get(SAFE_PATH_VARIABLE) or _SET_BY_VITSCALE}
 

@@ -61,7 +61,7 @@ class ParquetContent(NamedTuple):
 
 
 def content_digest(data: bytes) -> str:
-    """The digest by which a file names its content: BLAKE2b, 8 bytes, in hexadecimal."""
+    """Return the digest by which a file names its content: BLAKE2b, 8 bytes, in hexadecimal."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
@@ -79,7 +79,7 @@ def decoded(path: Path, columns: Sequence[str], *, whole: bool) -> ParquetConten
     """
     import polars as pl
 
-    decoder = _decoder()
+    decoder = _decoder_of_process()
     with decoder.lock:
         answer = decoder.ask({"path": os.fspath(path.absolute()), "columns": [*columns], "whole": whole})
     if "error" in answer.head:
@@ -104,11 +104,13 @@ class _Answer(NamedTuple):
 
 
 class _Decoder:
-    """A child that decodes, started with the first question; ask it under `lock`."""
+    """A child process that decodes. It is started with the first question, and again after one that has ended it.
+
+    Several threads may use it: each holds `lock` from its question to the answer.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        """Belongs to one thread from its question to the answer."""
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, question: Mapping[str, object]) -> _Answer:
@@ -118,17 +120,17 @@ class _Decoder:
             DecoderEndedError: the child has ended, or has taken too long.
             ParquetError: it cannot be started, or its answer is larger than this process may hold.
         """
-        process = self._started()
+        process = self._start_if_needed()
         deadline = time.monotonic() + _ANSWER_SECONDS
         try:
             assert process.stdin is not None  # noqa: S101 - it was started with pipes
             process.stdin.write(json.dumps(question).encode() + b"\n")
             process.stdin.flush()
-            head = json.loads(_received(process, _HEAD_BYTES, deadline).rstrip(b"\0"))
+            head = json.loads(_read_exactly(process, _HEAD_BYTES, deadline).rstrip(b"\0"))
             size = int(head["size"])
             if size > _memory_bytes() // 2:
                 raise ParquetError("its content is larger than the memory that there is for it")
-            return _Answer(head, _received(process, size, deadline))
+            return _Answer(head, _read_exactly(process, size, deadline))
         except (OSError, EOFError):
             self.end()
             raise DecoderEndedError("it has ended the process that decoded it") from None
@@ -147,8 +149,8 @@ class _Decoder:
                         pipe.close()
             self._process = None
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        """The running child; starts it where there is none."""
+    def _start_if_needed(self) -> subprocess.Popen[bytes]:
+        """Return the running child; start it where there is none."""
         if self._process is None:
             pipe = subprocess.PIPE
             command = python_code(_SERVE_CODE, str(os.getpid()))
@@ -159,8 +161,8 @@ class _Decoder:
         return self._process
 
 
-def _decoder() -> _Decoder:
-    """The decoder of this process, made when it is first needed."""
+def _decoder_of_process() -> _Decoder:
+    """Return the decoder of this process, which is made when it is first needed."""
     with _decoders_lock:
         process_id = os.getpid()
         if process_id not in _decoders:
@@ -178,12 +180,17 @@ def end_decoding() -> None:
             decoder.end()
 
 
-def _received(process: subprocess.Popen[bytes], size: int, deadline: float) -> bytearray:
-    """The next `size` bytes that a child writes.
+def _read_exactly(process: subprocess.Popen[bytes], size: int, deadline: float) -> bytearray:
+    """Return the next `size` bytes that a child writes.
+
+    Args:
+        process: the child.
+        size: number of bytes to wait for.
+        deadline: when to give up, by `time.monotonic`.
 
     Raises:
         EOFError: the child has ended before.
-        DecoderEndedError: the bytes did not come by `deadline` (of `time.monotonic`).
+        DecoderEndedError: the bytes did not come by the deadline.
     """
     assert process.stdout is not None  # noqa: S101 - it was started with pipes
     descriptor = process.stdout.fileno()
@@ -206,7 +213,7 @@ def _received(process: subprocess.Popen[bytes], size: int, deadline: float) -> b
 
 _HEAD_BYTES = 1024
 _ERROR_LETTERS = 200
-"""Longest error in a head: 4 bytes a letter leave room for the rest."""
+"""Longest error in a head. With 4 bytes for a letter it leaves room for the other fields."""
 
 
 def serve() -> None:
@@ -215,7 +222,7 @@ def serve() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)  # standard output now leads to standard error: what a library prints is no answer
     for line in sys.stdin.buffer:
-        answer = _answer(json.loads(line))
+        answer = _decode_for(json.loads(line))
         _write_all(answers, memoryview(_head_bytes(answer)))
         _write_all(answers, answer.arrow_file)
 
@@ -227,17 +234,18 @@ class _ChildAnswer(NamedTuple):
     arrow_file: memoryview
 
 
-def _answer(question: Mapping[str, Any]) -> _ChildAnswer:
+def _decode_for(question: Mapping[str, Any]) -> _ChildAnswer:
     """Decodes the file that a question names; an error of any kind becomes the answer."""
     try:
-        return _as_arrow(Path(question["path"]), question["columns"], whole=question["whole"])
+        return _decode_as_arrow(Path(question["path"]), question["columns"], whole=question["whole"])
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # polars' panics are no `Exception`
-        return _ChildAnswer({"error": _reason(error)}, memoryview(b""))
+        return _ChildAnswer({"error": _reason_in_words(error)}, memoryview(b""))
 
 
 def _head_bytes(answer: _ChildAnswer) -> bytes:
+    """Return the head of an answer, filled up with zeros to `_HEAD_BYTES`."""
     head = {**answer.fields, "size": len(answer.arrow_file)}
     return json.dumps(head, ensure_ascii=False).encode().ljust(_HEAD_BYTES, b"\0")
 
@@ -249,7 +257,7 @@ def _write_all(descriptor: int, content: memoryview) -> None:
         content = content[written:]
 
 
-def _as_arrow(path: Path, columns: Sequence[str], *, whole: bool) -> _ChildAnswer:
+def _decode_as_arrow(path: Path, columns: Sequence[str], *, whole: bool) -> _ChildAnswer:
     """Reads columns of a Parquet file as an Arrow file; with `whole` all of its bytes, for the digest.
 
     Raises:
@@ -271,8 +279,8 @@ def _as_arrow(path: Path, columns: Sequence[str], *, whole: bool) -> _ChildAnswe
     return _ChildAnswer({"digest": digest}, memory.getbuffer())
 
 
-def _reason(error: BaseException) -> str:
-    """Why a file cannot be decoded, on one line."""
+def _reason_in_words(error: BaseException) -> str:
+    """Return why a file cannot be decoded, on one line of at most `_ERROR_LETTERS` letters."""
     if isinstance(error, MemoryError):
         return "its content is larger than the memory that there is for it"
     message = (error.strerror or "") if isinstance(error, OSError) else str(error)
@@ -293,6 +301,6 @@ def _limit_memory() -> None:
 
 
 def _memory_bytes() -> int:
-    """Bytes of the machine's memory that decoding may take."""
+    """Return the bytes of the machine's memory that decoding may take."""
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(_LEAST_MEMORY_BYTES, int(installed * _MEMORY_SHARE))

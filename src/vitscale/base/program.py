@@ -43,11 +43,15 @@ MEASURING = (
 ranks and gives them their cores and variables. Reports, predictions, importers and the reading of records do not."""
 MEASURING_NAME = "vitscale's measuring code"
 """Name under which records have `measuring_digest` beside the versions of libraries."""
-_DIGITS = 12
+_DIGEST_DIGITS = 12
+"""Hexadecimal digits of a digest."""
 
 
 def identity() -> str:
-    """The version with the digest of all files: "0.1.0+3fa9c1d2e4b5"; without it where the files cannot be read."""
+    """Return the version with the digest of all files: "0.1.0+3fa9c1d2e4b5".
+
+    Return the version alone where the files cannot be read.
+    """
     package_digest = digest()
     if package_digest is None:
         return vitscale.__version__
@@ -56,18 +60,18 @@ def identity() -> str:
 
 @cache
 def digest() -> str | None:
-    """Digest of all files of this installation, as they are at the first call; None: they cannot be read."""
+    """Return the digest of all files of this installation, as they are at the first call; None: one is unreadable."""
     return installation_digest(PACKAGE, ("",))
 
 
 @cache
 def measuring_digest() -> str | None:
-    """Digest of the files in `MEASURING`, as they are at the first call; None: they cannot be read."""
+    """Return the digest of the files in `MEASURING`, as they are at the first call; None: one is unreadable."""
     return installation_digest(PACKAGE, MEASURING)
 
 
 def installation_digest(package: Path, parts: Iterable[str]) -> str | None:
-    """Digest of names and contents of an installation's files; None where there are none, or one cannot be read.
+    """Return the digest of names and contents of a package's files; None where it has none, or one is unreadable.
 
     Args:
         package: folder of the package.
@@ -77,18 +81,18 @@ def installation_digest(package: Path, parts: Iterable[str]) -> str | None:
     try:
         files: set[Path] = set()
         for part in parts:
-            files.update(_files(package / part))
+            files.update(_installed_files(package / part))
         for file in sorted(files):
             content = file.read_bytes()
             hasher.update(f"{file.relative_to(package).as_posix()}\0{len(content)}\0".encode())
             hasher.update(content)
     except OSError:
         return None
-    return hasher.hexdigest()[:_DIGITS] if files else None
+    return hasher.hexdigest()[:_DIGEST_DIGITS] if files else None
 
 
-def _files(part: Path) -> list[Path]:
-    """The file `part`, or the files below the folder `part`, that every installation has."""
+def _installed_files(part: Path) -> list[Path]:
+    """Return the file `part`, or the files below the folder `part`: those that every installation has."""
     paths = [part] if part.is_file() else part.rglob("*")
     return [path for path in paths if _is_installed(path)]
 

@@ -13,18 +13,27 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class ResidentMemory:
-    """What a process has in memory, without pages of files; None where the kernel does not tell."""
+    """Bytes that a process has in memory, without pages of files; None where the kernel does not report them."""
 
     now_bytes: int | None
     peak_bytes: int | None
+    """The most so far; about that, see `resident_memory`."""
 
 
 def resident_memory(status: Path = Path("/proc/self/status")) -> ResidentMemory:
-    """Returns the resident memory of this process, from VmRSS, VmHWM and RssFile of /proc/PID/status (proc(5)).
+    """Returns the resident memory of this process, from the fields of /proc/PID/status (proc(5)).
 
-    The kernel keeps no peak without pages of files. As these only grow in number while a process works, its peak is
-    taken to have as many of them as it has now: a little too low where memory was highest before the last were mapped.
-    `getrusage` would give the peak of the launcher that this process was forked from, if that was larger.
+        now  = VmRSS - RssFile   resident now, less the pages of files that are resident now
+        peak = VmHWM - RssFile   highest VmRSS so far, less the same pages
+
+    The pages of files at the time of the peak are not known: the kernel keeps the peak with them only. There were at
+    most as many as now, since a working process only maps more files. So `peak_bytes` may be a little too low, where
+    memory was highest before the last files were mapped.
+
+    `getrusage` has a peak too, but after a fork that of the launcher, if it was larger.
+
+    Args:
+        status: the kernel's file on the process.
     """
     try:
         text = status.read_text(encoding="utf-8", errors="replace")
@@ -43,5 +52,6 @@ def resident_memory(status: Path = Path("/proc/self/status")) -> ResidentMemory:
 
 
 def _bytes_of(kibibytes: str) -> int | None:
+    """Returns 2048 for "  2 kB", as /proc/PID/status writes it; None for any other form."""
     number, _, unit = kibibytes.strip().partition(" ")
     return int(number) * 1024 if unit == "kB" and number.isascii() and number.isdigit() else None

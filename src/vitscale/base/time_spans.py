@@ -20,15 +20,21 @@ def union(intervals: Iterable[Interval], *, join_below: float = 0.0) -> list[Int
     Example: (0, 2), (1, 3) and (5, 6) give [(0, 3), (5, 6)].
     """
     joined: list[Interval] = []
-    began = ended = -math.inf  # the interval that is being joined; the first one, without an end, is left out below
+    # The interval that is being joined. Before the first one it is a placeholder, which `joined` then begins with.
+    current_start = -math.inf
+    current_end = -math.inf
     for start, end in sorted(intervals):
-        if start - ended <= join_below:
-            if end > ended:
-                ended = end
+        if start - current_end <= join_below:
+            if end > current_end:
+                current_end = end
         elif end > start:
-            joined.append((began, ended))
-            began, ended = start, end
-    return [*joined[1:], (began, ended)] if ended > -math.inf else []
+            joined.append((current_start, current_end))
+            current_start = start
+            current_end = end
+    if current_end == -math.inf:
+        return []
+    without_placeholder = joined[1:]
+    return [*without_placeholder, (current_start, current_end)]
 
 
 def complement(disjoint: Sequence[Interval], within: Interval) -> list[Interval]:
@@ -36,17 +42,17 @@ def complement(disjoint: Sequence[Interval], within: Interval) -> list[Interval]
 
     Example: for (1, 2) within (0, 3) they are [(0, 1), (2, 3)].
     """
-    left, right = within
+    gap_start, within_end = within
     gaps: list[Interval] = []
     for start, end in disjoint:
-        if start >= right:
+        if start >= within_end:
             break
-        if start > left:
-            gaps.append((left, start))
-        if end > left:
-            left = end
-    if right > left:
-        gaps.append((left, right))
+        if start > gap_start:
+            gaps.append((gap_start, start))
+        if end > gap_start:
+            gap_start = end
+    if within_end > gap_start:
+        gaps.append((gap_start, within_end))
     return gaps
 
 

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Annotated
 
 import typer
+from typer.models import CommandInfo
 
 from vitscale.base import program
 from vitscale.cli import base
@@ -42,19 +43,27 @@ def _program(verb: str = "") -> typer.Typer:
         verb: the verb; anything else (an option, a mistake, nothing) stands for the whole program.
     """
     if verb not in base.VERBS:
-        for module in dict.fromkeys(base.VERBS.values()):
-            import_module(f"vitscale.cli.{module}")
-        return base.app
-    import_module(f"vitscale.cli.{base.VERBS[verb]}")
-    commands = []
-    for command in base.app.registered_commands:
-        function_name = getattr(command.callback, "__name__", "")
-        if verb in (command.name, function_name):
-            commands.append(command)
-    program_of_verb = copy.copy(base.app)
-    program_of_verb.registered_commands = commands
+        return _whole_program()
+    import_module(f"vitscale.cli.{base.VERBS[verb]}")  # which adds its verbs to `base.app`
+    program_of_verb = copy.copy(base.app)  # a shallow copy, of which only the two lists below are replaced
+    program_of_verb.registered_commands = [
+        command for command in base.app.registered_commands if _is_command_of_verb(command, verb)
+    ]
     program_of_verb.registered_groups = [group for group in base.app.registered_groups if group.name == verb]
     return program_of_verb
+
+
+def _whole_program() -> typer.Typer:
+    """Import the modules of all verbs, each of which adds its verbs to `base.app`; return `base.app`."""
+    for module in dict.fromkeys(base.VERBS.values()):
+        import_module(f"vitscale.cli.{module}")
+    return base.app
+
+
+def _is_command_of_verb(command: CommandInfo, verb: str) -> bool:
+    """Whether a command is the verb's: by its name, or by that of its function where it was registered without one."""
+    function_name = getattr(command.callback, "__name__", "")
+    return verb in (command.name, function_name)
 
 
 def _adapt_to_terminal() -> None:
@@ -97,6 +106,7 @@ def main() -> None:
 
 
 def _run_program() -> None:
+    """Run the verb that the command line names; or, where a shell asks for completions, print these."""
     if base.COMPLETE in os.environ:  # a completing shell calls: typer has scripts for some shells
         from typer import completion
 
@@ -106,6 +116,7 @@ def _run_program() -> None:
 
 
 def _what_failed(error: OSError) -> str:
+    """Return the subject of an error of the system, as the beginning of a message."""
     if error.filename is None:
         return "standard output cannot be written"
     if isinstance(error.filename, int):

@@ -76,8 +76,8 @@ def _refusal_of_field(error: Exception) -> RequestError | None:
     likely = likely_overrides(option_name.lstrip("-").replace("-", "_").lower())
     if not likely:
         return None
-    what = f"no such option: {shown(option_name)}; what a study says is given as KEY=VALUE"
-    return RequestError(what, next_step=f"Write {' or '.join(likely)}")
+    message = f"no such option: {shown(option_name)}; what a study says is given as KEY=VALUE"
+    return RequestError(message, next_step=f"Write {' or '.join(likely)}")
 
 
 _NUMBER_KINDS = {"int_": "whole number", "float_": "number"}
@@ -165,7 +165,7 @@ def seconds(text: str, option: str) -> float:
 def hours(text: str, option: str) -> float:
     """Return the hours of "1000" or "1000h", of "30d" or "90m"; see `seconds_of`."""
     number = _plain_number(text)
-    return seconds_of(text, option) / _SECONDS["h"] if number is None else number
+    return seconds_of(text, option) / _SECONDS_BY_UNIT["h"] if number is None else number
 
 
 class Money(float):
@@ -183,7 +183,9 @@ class Money(float):
 
 _AMOUNT = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?|nan|[+-]?inf"
 _CURRENCY = r"[$\u20ac\u00a3\u00a5\u20b9]|[A-Za-z]{3}"
-_MONEY = re.compile(rf"(?:(?P<before>{_CURRENCY}) ?)?(?P<amount>{_AMOUNT})(?: ?(?P<behind>{_CURRENCY}))?")
+"""A currency: one of the signs $, euro, pound, yen and rupee, or a code of three letters."""
+_MONEY_TEXT = re.compile(rf"(?:(?P<before>{_CURRENCY}) ?)?(?P<amount>{_AMOUNT})(?: ?(?P<behind>{_CURRENCY}))?")
+"""An amount with its currency before or behind it, or none: "$300", "USD 2.50", "300 EUR", "300"."""
 _THOUSANDS_COMMA = re.compile(r",(?=\d{3}(?:,|\.|$))")
 """The comma of "1,500", which is 1500; that of "2,5" is a point."""
 
@@ -194,14 +196,14 @@ def money(text: str, option: str) -> Money:
     Raises:
         RequestError: it is no amount. What it must be is checked where it is used.
     """
-    match = None if text in ("nan", "inf") else _MONEY.fullmatch(text.strip())
+    match = None if text in ("nan", "inf") else _MONEY_TEXT.fullmatch(text.strip())
     if match is not None:
         return Money(float(match["amount"]), match["before"] or match["behind"] or "")
     number = _plain_number(text)
     if number is not None:
         return Money(number)
     without_commas = re.sub(_THOUSANDS_COMMA, "", text.strip()).replace(",", ".")
-    example = without_commas if _MONEY.fullmatch(without_commas) else "300, $300 or 300 EUR"
+    example = without_commas if _MONEY_TEXT.fullmatch(without_commas) else "300, $300 or 300 EUR"
     raise RequestError(f"{option}: {shown(text)} is no amount", next_step=f"Write {example}")
 
 
@@ -300,10 +302,12 @@ def show_result(result: VerbResult, *, json: bool, verbose: bool) -> None:
         show(ProgramConsole(), result.document(), verbose)
 
 
-_COUNT = re.compile(r"\s*(?P<first>\d{1,9})\s*(?:-\s*(?P<last>\d{1,9})\s*)?")
-_EXAMPLE = 'Write "16,32,1024" or "1-8"'
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_DURATION = re.compile(r"(?P<number>\d{1,9}(?:\.\d{1,9})?|\.\d{1,9})(?P<unit>[smhd])")
+_COUNT_RANGE = re.compile(r"\s*(?P<first>\d{1,9})\s*(?:-\s*(?P<last>\d{1,9})\s*)?")
+"""A count, "8", or a range of counts, "1-8", with blanks anywhere."""
+_COUNTS_EXAMPLE = 'Write "16,32,1024" or "1-8"'
+_SECONDS_BY_UNIT = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_DURATION_TEXT = re.compile(r"(?P<number>\d{1,9}(?:\.\d{1,9})?|\.\d{1,9})(?P<unit>[smhd])")
+"""A number with a unit of `_SECONDS_BY_UNIT`: "90s", "1.5h", ".5d"."""
 
 
 def rank_counts(text: str, option: str = "--gpus") -> tuple[int, ...]:
@@ -327,9 +331,9 @@ def _count_range(part: str, option: str) -> range:
     Raises:
         RequestError: it is no count, runs backwards, or a count is 0 or too large.
     """
-    match = _COUNT.fullmatch(part)
+    match = _COUNT_RANGE.fullmatch(part)
     if match is None:
-        raise RequestError(f"{option}: {shown(part.strip())} is no rank count", next_step=_EXAMPLE)
+        raise RequestError(f"{option}: {shown(part.strip())} is no rank count", next_step=_COUNTS_EXAMPLE)
     first = int(match["first"])
     last = int(match["last"]) if match["last"] is not None else first
     for count in (first, last):
@@ -349,14 +353,15 @@ def seconds_of(text: str, option: str) -> float:
     Raises:
         RequestError: it is no duration, or not above 0.
     """
-    match = _DURATION.fullmatch(text.strip())
-    seconds = float(match["number"]) * _SECONDS[match["unit"]] if match else 0.0
+    match = _DURATION_TEXT.fullmatch(text.strip())
+    seconds = float(match["number"]) * _SECONDS_BY_UNIT[match["unit"]] if match else 0.0
     if seconds <= 0.0:
         raise RequestError(f"{option}: {shown(text)} is no duration", next_step='Write "90s", "30m", "2h" or "1.5d"')
     return seconds
 
 
-_SHARE = re.compile(r"(?P<number>\d{0,3}(?:\.\d{1,9})?)\s*(?P<percent>%?)")
+_SHARE_TEXT = re.compile(r"(?P<number>\d{0,3}(?:\.\d{1,9})?)\s*(?P<percent>%?)")
+"""A share: "5%", "0.05", ".05". It also fits texts without a digit, "%" and "", which are refused afterwards."""
 
 
 class _WrittenShare(NamedTuple):
@@ -373,7 +378,8 @@ class _WrittenShare(NamedTuple):
 
 
 def _written_share(text: str) -> _WrittenShare:
-    match = _SHARE.fullmatch(text.strip())
+    """Take a share apart, such as "80%" or "0.8"."""
+    match = _SHARE_TEXT.fullmatch(text.strip())
     if match is None:
         return _WrittenShare(math.nan, is_percent=False)
     has_digits = match["number"] not in ("", ".")

@@ -164,5 +164,5 @@ def _refuse_currency(budget: float | None) -> None:
         RequestError: a currency stood beside the amount.
     """
     if isinstance(budget, base.Money) and budget.currency:
-        what = f"--budget is in {budget.currency}, and no price is known: without one a budget is in GPU-hours"
-        raise RequestError(what, next_step="Add --price of a GPU for an hour, or --devices with a table of prices")
+        message = f"--budget is in {budget.currency}, and no price is known: without one a budget is in GPU-hours"
+        raise RequestError(message, next_step="Add --price of a GPU for an hour, or --devices with a table of prices")

@@ -60,7 +60,7 @@ def report(
     study = "paper" if like_paper else like
     named_files = forms.report_files(_requested_formats(formats, output, json=json), output)
     if "html" in named_files.formats and study is None:
-        drawing.draw_beside()
+        drawing.start_drawing_process()
     files = _to_standard_output(named_files) if str(output) == "-" else named_files
     if study is not None:
         _show_like(results, study, files, combine_unlike=combine_unlike, verbose=verbose)
@@ -81,8 +81,8 @@ def _requested_formats(formats: str | None, output: Path | None, *, json: bool) 
     if formats is not None:
         raise RequestError("--json and --format are both given", next_step="Use --format, with json among it")
     if forms.means_another_form(output, "json"):
-        what = f"--json and -o {shown(str(output))} are of two formats"
-        raise RequestError(what, next_step="Write --format html,json -o FOLDER, or -o FILE.json")
+        message = f"--json and -o {shown(str(output))} are of two formats"
+        raise RequestError(message, next_step="Write --format html,json -o FOLDER, or -o FILE.json")
     return ["json"]
 
 
@@ -95,8 +95,8 @@ def _to_standard_output(files: ReportFiles) -> ReportFiles:
     from vitscale.pages.forms import TO_STANDARD_OUTPUT
 
     if len(files.formats) > 1 or files.formats[0] not in TO_STANDARD_OUTPUT:
-        what = f"-o - is standard output, and {', '.join(files.formats)} cannot go there"
-        raise RequestError(what, valid=[f"--format {name}" for name in TO_STANDARD_OUTPUT])
+        message = f"-o - is standard output, and {', '.join(files.formats)} cannot go there"
+        raise RequestError(message, valid=[f"--format {name}" for name in TO_STANDARD_OUTPUT])
     return files._replace(output=None)
 
 

@@ -63,11 +63,11 @@ def _send(results: Path, tracker: str, folder: Path) -> None:
 
 _REST_SECONDS = 2.0
 """Shortest rest of `watch` between two looks."""
-_REST_TIMES_LOOK = 20.0
+_REST_PER_LOOK_SECOND = 20.0
 """Times the duration of a look that `watch` rests after it, for looking at a large folder on a slow disk costs."""
 
 
-class _Look(NamedTuple):
+class _TimedLook(NamedTuple):
     """One look at a study that runs."""
 
     result: WatchResult
@@ -75,10 +75,10 @@ class _Look(NamedTuple):
     """How long the look took."""
 
 
-def _look(results: Path) -> _Look:
+def _look_once(results: Path) -> _TimedLook:
     began = time.monotonic()
     result = vitscale.watch(results)
-    return _Look(result, time.monotonic() - began)
+    return _TimedLook(result, time.monotonic() - began)
 
 
 @app.command()
@@ -91,18 +91,18 @@ def watch(
     from rich.console import Group
     from rich.live import Live
 
-    look = _look(results)
+    last_look = _look_once(results)
     console = ProgramConsole()
     if once or json or not redraws(console):
-        show_result(look.result, json=json, verbose=True)
+        show_result(last_look.result, json=json, verbose=True)
         return
     try:
         with Live(console=console, auto_refresh=False) as live:
             while True:
-                live.update(Group(*lines(look.result.document(), console.width, verbose=True)), refresh=True)
-                if look.result.is_done:
+                live.update(Group(*lines(last_look.result.document(), console.width, verbose=True)), refresh=True)
+                if last_look.result.is_done:
                     return
-                time.sleep(max(_REST_SECONDS, _REST_TIMES_LOOK * look.seconds))
-                look = _look(results)
+                time.sleep(max(_REST_SECONDS, _REST_PER_LOOK_SECOND * last_look.seconds))
+                last_look = _look_once(results)
     except KeyboardInterrupt:
         return  # to stop looking is no interruption of anything

@@ -33,7 +33,7 @@ def init(
     hostfile: base.HostfileOption = None,
 ) -> None:
     """Look at this machine, its hostfile or its Slurm, and write a first study for it. On a terminal it asks."""
-    base.compute_on_one_core()
+    base.compute_on_one_core()  # before the import, which loads numpy
     from vitscale.api import starting
 
     machines = starting.machines_for(output, hostfile)

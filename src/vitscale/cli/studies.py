@@ -175,8 +175,8 @@ def _refuse_options_beside_training(study: Path | None, *, quick: bool) -> None:
         RequestError: one is given.
     """
     if quick:
-        what = "--training brings runs of its own, and --quick is of the other check"
-        raise RequestError(what, next_step="Leave one of them out")
+        message = "--training brings runs of its own, and --quick is of the other check"
+        raise RequestError(message, next_step="Leave one of them out")
     if study is not None:
         raise RequestError("--training brings runs of its own, and a study is given", next_step="Leave one of them out")
 

@@ -26,9 +26,11 @@ from vitscale.lab.state import Holder, LabPlan, State, folder_of
 
 INTERFACE = "eth0"
 _BRIDGE = "bridge0"
-# A larger burst lets small messages pass at several times the rate.
-_BURST = "128kb"
-_LONGEST_QUEUE = "50ms"
+_LINK_BURST = "128kb"
+"""Bytes that a link sends at once, as tc(8) takes them. A larger burst lets small messages pass at several times the
+rate."""
+_LONGEST_LINK_QUEUE = "50ms"
+"""Time after which a packet that waits to be sent is dropped."""
 
 
 class HostAddress(NamedTuple):
@@ -67,7 +69,7 @@ def link(switch: Process, host: Process, number: int, bandwidth_mbit: float | No
     for device in ("lo", INTERFACE):
         call_inside(host, "ip", "link", "set", device, "up")
     if bandwidth_mbit is not None:
-        shape = ("tbf", "rate", f"{bandwidth_mbit:f}mbit", "burst", _BURST, "latency", _LONGEST_QUEUE)
+        shape = ("tbf", "rate", f"{bandwidth_mbit:f}mbit", "burst", _LINK_BURST, "latency", _LONGEST_LINK_QUEUE)
         call_inside(host, "tc", "qdisc", "add", "dev", INTERFACE, "root", *shape)
         call_inside(switch, "tc", "qdisc", "add", "dev", port, "root", *shape)
 
@@ -83,7 +85,7 @@ def _port(number: int) -> str:
 
 
 def make_folder(name: str) -> None:
-    """Make the lab's folder, which also claims its name.
+    """Make the lab's folder in /run, which only its user may enter. This also claims the lab's name.
 
     Raises:
         RequestError: a lab of this name exists.
@@ -109,7 +111,7 @@ def build(plan: LabPlan, started: list[subprocess.Popen[str]]) -> State:
         RequestError: this machine cannot; what was made so far is left to `take_down`.
     """
     builder = _Builder(plan, started)
-    lab = builder.lab  # its processes apart, which are added as they start
+    lab = builder.lab  # without processes: `builder.lab` is replaced as they start
     hosts = [HostAddress(f"host{number}", address(number)) for number in range(plan.hosts)]
     names = tuple(host.name for host in hosts)
     with_ssh = not lab.missing_for_ssh
@@ -155,7 +157,7 @@ class _Builder:
             missing_for_ssh=processes.missing_for_ssh(),
         )
         """As much of the lab as was made so far."""
-        self._started = started
+        self._started_processes = started
 
     def start_switch_process(self) -> Process:
         """Start the process that holds the switch's namespaces; returns the first process inside."""
@@ -185,9 +187,9 @@ class _Builder:
             self.lab = lab_with(Holder(name=name, outside=outside, first=first))
             state.write(self.lab)
 
-        held = processes.hold(name, write_down)
-        self._started.append(held.outside)
-        return held.first
+        namespaces = processes.start_namespaces(name, write_down)
+        self._started_processes.append(namespaces.outside)
+        return namespaces.first
 
 
 def _make_quotas(plan: LabPlan, lab: str, hosts: tuple[str, ...]) -> None:
@@ -215,14 +217,17 @@ def own_cores(plan: LabPlan, cores: Sequence[int]) -> list[frozenset[int]] | Non
     Ranks pin themselves to the first cores of their host: ranks of two hosts that see the same cores would all use
     these. So each host gets an equal share of `cores`; where hosts outnumber cores, one core each in turn.
 
-    Returns None, and all hosts see all cores, where a share would be too small for the plan.
+    Returns None, and all hosts see all cores, where a share would be too small for the plan's ranks or quota.
+
+    Example: cores 0 to 8 for two hosts are {0, 1, 2, 3} and {4, 5, 6, 7}, and core 8 is nobody's.
     """
-    share = max(1, len(cores) // plan.hosts)
-    if share < max(plan.slots, plan.cores_per_host or 0):
+    share_size = max(1, len(cores) // plan.hosts)
+    if share_size < max(plan.slots, plan.cores_per_host or 0):
         return None
     if plan.hosts > len(cores):
         return [frozenset({cores[number % len(cores)]}) for number in range(plan.hosts)]
-    return [frozenset(cores[number * share : (number + 1) * share]) for number in range(plan.hosts)]
+    first_cores = range(0, plan.hosts * share_size, share_size)
+    return [frozenset(cores[first : first + share_size]) for first in first_cores]
 
 
 def pin_to_own_cores(plan: LabPlan, first_processes: Sequence[Process]) -> None:
@@ -234,8 +239,8 @@ def pin_to_own_cores(plan: LabPlan, first_processes: Sequence[Process]) -> None:
 
 
 HOSTS_FILE = "hosts"
-_OPEN_MPI = Path("/etc/openmpi/openmpi-mca-params.conf")
-_OPEN_MPI_SETTING = "orte_tmpdir_base = /run"
+_OPEN_MPI_SETTINGS = Path("/etc/openmpi/openmpi-mca-params.conf")
+_OPEN_MPI_FOLDER_SETTING = "orte_tmpdir_base = /run"
 """A setting that keeps Open MPI's files of a job out of /tmp, which all hosts share. There they are named by the host
 and a process id, which may be the same in two labs; then the job that ends first removes the other's files."""
 
@@ -259,10 +264,11 @@ def mount_files(first: Process, folder: Path, host: Path, *, with_ssh: bool) -> 
     _mount(first, "-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm")  # noqa: S108 - the host's own
     _mount_sys(first)
     _mount(first, "--bind", str(folder / HOSTS_FILE), "/etc/hosts")
-    if _OPEN_MPI.is_file():
-        settings = host / _OPEN_MPI.name
-        settings.write_text(f"{_OPEN_MPI.read_text(encoding='utf-8')}\n{_OPEN_MPI_SETTING}\n", encoding="utf-8")
-        _mount(first, "--bind", str(settings), str(_OPEN_MPI))
+    if _OPEN_MPI_SETTINGS.is_file():
+        machine_settings = _OPEN_MPI_SETTINGS.read_text(encoding="utf-8")
+        host_settings = host / _OPEN_MPI_SETTINGS.name
+        host_settings.write_text(f"{machine_settings}\n{_OPEN_MPI_FOLDER_SETTING}\n", encoding="utf-8")
+        _mount(first, "--bind", str(host_settings), str(_OPEN_MPI_SETTINGS))
     if with_ssh:
         _mount_ssh(first, folder, host)
 
@@ -376,8 +382,8 @@ def wait_for_daemon(host: Path) -> None:
     while daemon_pid(host) is None:  # written when it listens
         if time.monotonic() > end:
             log = host / "sshd.log"
-            words = log.read_text(encoding="utf-8", errors="replace").strip() if log.exists() else ""
-            raise VitscaleError(f"sshd does not start on {host.name}: {shown(words or 'it says nothing')}")
+            log_text = log.read_text(encoding="utf-8", errors="replace").strip() if log.exists() else ""
+            raise VitscaleError(f"sshd does not start on {host.name}: {shown(log_text or 'it says nothing')}")
         time.sleep(0.01)
 
 

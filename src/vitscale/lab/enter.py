@@ -17,11 +17,11 @@ from typing import NamedTuple, NoReturn
 NAMESPACES = ("ipc", "net", "uts", "mnt", "pid")
 """Namespaces. Only the command enters all but the last, so that the process waiting outside keeps no host alive."""
 
-_FORWARDED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
-_BY_THE_TERMINAL = 0x80
+_FORWARDED_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
+_SENT_BY_TERMINAL = 0x80
 """`si_code` SI_KERNEL: the signal comes from a pressed key, and the command, in the same process group, got it too."""
-_NOT_ENTERED = 126
-_NOT_RUN = 127
+_EXIT_NOT_ENTERED = 126
+_EXIT_NOT_RUN = 127
 """Exit codes, as in a shell."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> NoReturn:
 
     folder = Path.cwd()
     host = _open_host(int(pid), int(ticks), procs)
-    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED | {signal.SIGCHLD})
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED_SIGNALS | {signal.SIGCHLD})
     _set_namespace(host.pid_namespace)  # which only children of this process enter
     # The parent keeps the other end open: this one can be read, and has nothing, once the parent is gone.
     parent_pipe, parents_end = os.pipe()
@@ -118,20 +118,20 @@ def _become(command: list[str], parent_pipe: int) -> NoReturn:
     # A parent that died before `end_with_parent` sends no signal. Its id does not show it: in here it is always 0.
     is_parent_gone = bool(select.select([parent_pipe], [], [], 0)[0])
     if is_parent_gone:
-        os._exit(_NOT_ENTERED)
+        os._exit(_EXIT_NOT_ENTERED)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
         os.execvp(command[0], command)  # noqa: S606 - no shell is wanted
     except OSError as error:
-        _fail(f"{command[0]!r} cannot be run: {error.strerror}", _NOT_RUN)
+        _fail(f"{command[0]!r} cannot be run: {error.strerror}", _EXIT_NOT_RUN)
 
 
 def _follow(child: int) -> int:
     """Pass signals on until the command ends; returns the command's wait status."""
     while True:
-        received = signal.sigwaitinfo(_FORWARDED | {signal.SIGCHLD})
+        received = signal.sigwaitinfo(_FORWARDED_SIGNALS | {signal.SIGCHLD})
         if received.si_signo != signal.SIGCHLD:
-            if received.si_code != _BY_THE_TERMINAL:
+            if received.si_code != _SENT_BY_TERMINAL:
                 os.kill(child, received.si_signo)
             continue
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -140,14 +140,15 @@ def _follow(child: int) -> int:
 
 
 def _exit_as(status: int) -> NoReturn:
-    """Exit with the code of this wait status, or by its signal."""
+    """Exit with the code of the command's wait status; where a signal ended the command, end by the same signal."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if -code not in (signal.SIGKILL, signal.SIGSTOP):
-            signal.signal(-code, signal.SIG_DFL)
+        ending_signal = -code
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core dump of this process beside the command's own
+        if ending_signal not in (signal.SIGKILL, signal.SIGSTOP):  # whose handling cannot be changed
+            signal.signal(ending_signal, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        os.kill(os.getpid(), -code)
+        os.kill(os.getpid(), ending_signal)
     os._exit(code)
 
 
@@ -159,7 +160,7 @@ def _set_namespace(descriptor: int) -> None:
     os.close(descriptor)
 
 
-def _fail(reason: str, code: int = _NOT_ENTERED) -> NoReturn:
+def _fail(reason: str, code: int = _EXIT_NOT_ENTERED) -> NoReturn:
     sys.stderr.write(f"vitscale lab: {reason}\n")
     sys.stderr.flush()
     os._exit(code)

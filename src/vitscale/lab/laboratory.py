@@ -280,7 +280,7 @@ def end_holders(holders: Iterable[Holder]) -> None:
     """
     all_processes: list[Process] = []
     for holder in holders:
-        all_processes += [holder.first, holder.outside, *processes.waiting(holder.first)]
+        all_processes += [holder.first, holder.outside, *processes.waiting_for_commands(holder.first)]
     processes.kill(all_processes)
 
 

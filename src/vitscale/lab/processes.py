@@ -133,9 +133,16 @@ def innermost_id(pid: int) -> int | None:
     return None
 
 
-_NEEDED = {"unshare": "util-linux", "nsenter": "util-linux", "mount": "mount", "ip": "iproute2", "tc": "iproute2"}
-"""Programs -> the Debian packages that have them."""
-_NEEDED_FOR_SSH = {"ssh": "openssh-client", "ssh-keygen": "openssh-client", "sshd": "openssh-server"}
+_PACKAGE_BY_PROGRAM = {
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+    "mount": "mount",
+    "ip": "iproute2",
+    "tc": "iproute2",
+}
+"""Each program without which hosts cannot be made -> the Debian package that has it."""
+_PACKAGE_BY_SSH_PROGRAM = {"ssh": "openssh-client", "ssh-keygen": "openssh-client", "sshd": "openssh-server"}
+"""Each program without which hosts have no ssh -> the Debian package that has it."""
 _SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 """Debian's folders for these programs, which root's PATH may lack (after `su`, for example)."""
 
@@ -147,8 +154,8 @@ def find(program: str) -> str | None:
 
 def missing_for_ssh() -> tuple[str, ...]:
     """Return the packages without which hosts have no ssh."""
-    missing = [package for program, package in _NEEDED_FOR_SSH.items() if find(program) is None]
-    return tuple(dict.fromkeys(missing))
+    missing_packages = [package for program, package in _PACKAGE_BY_SSH_PROGRAM.items() if find(program) is None]
+    return tuple(dict.fromkeys(missing_packages))
 
 
 def require() -> None:
@@ -164,11 +171,11 @@ def require() -> None:
         program = [*python_module("vitscale")] if is_module else sys.argv[:1]
         command = shlex.join([*program, *sys.argv[1:]])
         raise RequestError("vitscale lab needs root: it makes namespaces", next_step=f"Use: sudo {command}")
-    missing = [program for program in _NEEDED if find(program) is None]
-    if missing:
-        packages = " ".join(dict.fromkeys(_NEEDED[program] for program in missing))
+    missing_programs = [program for program in _PACKAGE_BY_PROGRAM if find(program) is None]
+    if missing_programs:
+        packages = " ".join(dict.fromkeys(_PACKAGE_BY_PROGRAM[program] for program in missing_programs))
         raise RequestError(
-            f"vitscale lab needs {', '.join(missing)}", next_step=f"Install it: apt-get install {packages}"
+            f"vitscale lab needs {', '.join(missing_programs)}", next_step=f"Install it: apt-get install {packages}"
         )
 
 
@@ -181,26 +188,31 @@ def call(program: str, *arguments: str) -> str:
     argv = [find(program) or program, *arguments]
     answer = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if answer.returncode != 0:
-        raise failed([program, *arguments], answer.stderr or answer.stdout)
+        raise refused_by_program([program, *arguments], answer.stderr or answer.stdout)
     return answer.stdout
 
 
-def failed(argv: Sequence[str], output: str) -> RequestError:
-    """Return the error for a program that refused. Args: output: what it printed."""
+def refused_by_program(argv: Sequence[str], output: str) -> RequestError:
+    """Return the error for a program that failed, because this machine does not let it do its work.
+
+    Args:
+        argv: the command.
+        output: what it printed.
+    """
     return RequestError(
         f"this machine cannot make hosts: {shown(' '.join(argv))} said: {shown(output.strip() or 'nothing')}",
         next_step="In a container, hosts can be made only if it was started with --privileged",
     )
 
 
-_INIT = Path(__file__).with_name("init.py")
+_INIT_SCRIPT = Path(__file__).with_name("init.py")
 _START_SECONDS = 30.0
 """Time in which a host's first process says that it is ready."""
 _NAMESPACE_OPTIONS = ("--net", "--uts", "--ipc", "--mount", "--pid")
 
 
-class Held(NamedTuple):
-    """The two processes that hold namespaces."""
+class NamespaceProcesses(NamedTuple):
+    """The two processes that hold namespaces: these exist as long as the processes run."""
 
     outside: subprocess.Popen[str]
     """`unshare`, to be waited for."""
@@ -208,18 +220,23 @@ class Held(NamedTuple):
     """The first process inside."""
 
 
-def hold(name: str, write_down: Callable[[Process, Process], None]) -> Held:
-    """Start a process that holds namespaces of its own, with `name` as their host name.
+def start_namespaces(name: str, write_down: Callable[[Process, Process], None]) -> NamespaceProcesses:
+    """Start a process that holds namespaces of its own.
 
-    `write_down` gets `unshare`, which waits, and the first process inside. Only when it has returned may the two
-    outlive this process, so that nothing is ever left that is not written down.
+    The first process inside (`init.py`) prints "ready", and then waits for "stay" on its input. Where this process dies
+    before it has sent that, the first process ends, and the namespaces with it.
+
+    Args:
+        name: the host name in the namespaces.
+        write_down: stores both processes: `unshare`, which waits, and the first process inside. Only when it has
+            returned may the two outlive this process, so that nothing is ever left that is not written down.
 
     Raises:
         RequestError: namespaces cannot be made here.
     """
     argv = [
         *(find("unshare") or "unshare", *_NAMESPACE_OPTIONS, "--fork", "--kill-child", "--mount-proc"),
-        *(sys.executable, "-I", "-S", str(_INIT), name),
+        *(sys.executable, "-I", "-S", str(_INIT_SCRIPT), name),
     ]
     outside = subprocess.Popen(
         argv,
@@ -237,7 +254,7 @@ def hold(name: str, write_down: Callable[[Process, Process], None]) -> Held:
             ready, _, _ = select.select([outside.stdout], [], [], _START_SECONDS)
             if not ready or outside.stdout.readline() != "ready\n":
                 outside.kill()
-                raise failed(argv, outside.stderr.read())
+                raise refused_by_program(argv, outside.stderr.read())
             first = process(_only_child(outside.pid))
             write_down(process(outside.pid), first)
             outside.stdin.write("stay\n")
@@ -245,7 +262,7 @@ def hold(name: str, write_down: Callable[[Process, Process], None]) -> Held:
         outside.kill()
         outside.wait()
         raise
-    return Held(outside, first)
+    return NamespaceProcesses(outside, first)
 
 
 def _only_child(pid: int) -> int:
@@ -261,7 +278,7 @@ def call_inside(first: Process, program: str, *arguments: str) -> str:
     return call("nsenter", f"--target={first.pid}", "--net", "--mount", "--", find(program) or program, *arguments)
 
 
-_ENTER = Path(__file__).with_name("enter.py")
+_ENTER_SCRIPT = Path(__file__).with_name("enter.py")
 
 
 def enter_command(first: Process, argv: Sequence[str], *, cgroup: str, host: str) -> list[str]:
@@ -279,24 +296,36 @@ def enter_command(first: Process, argv: Sequence[str], *, cgroup: str, host: str
     return [*_enter_argv(first), str(members) if has_cgroup else "-", "--", *argv]
 
 
-def waiting(first: Process) -> list[Process]:
-    """Return the processes outside that wait for a command on the host with this first process.
+def waiting_for_commands(first: Process) -> list[Process]:
+    """Return the processes outside the host with this first process that wait for a command on it.
+
+    Each is an `enter.py` that was started with the host's first process among its arguments (`enter_command`).
 
     The kernel ends a host only when all its dead processes are reaped. A waiting process that is stopped (Ctrl-Z) reaps
     nothing, and must be ended with the host.
     """
-    enter_arguments = _enter_argv(first)[1:]
+    _, *arguments_for_host = _enter_argv(first)
     waiting_processes = []
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            _, *arguments = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            if arguments[: len(enter_arguments)] == enter_arguments:
+        _, *arguments = _argv_of_process(folder)
+        if arguments[: len(arguments_for_host)] == arguments_for_host:
+            with suppress(OSError):  # it has ended by now
                 waiting_processes.append(process(int(folder.name)))
-        except OSError:
-            continue
     return waiting_processes
 
 
+def _argv_of_process(folder: Path) -> list[str]:
+    """Return the argv of the process with this folder in /proc; one empty text where it has ended."""
+    try:
+        command_line = (folder / "cmdline").read_bytes()
+    except OSError:
+        return [""]
+    return command_line.decode(errors="replace").split("\0")
+
+
 def _enter_argv(first: Process) -> list[str]:
-    """Return the begin of the argv of every `enter.py` for this host."""
-    return [sys.executable, "-I", "-S", str(_ENTER), str(first.pid), str(first.start_ticks)]
+    """Return the beginning of the argv of every `enter.py` for the host with this first process.
+
+    It is the interpreter, its options, the script, and the id and start of the first process.
+    """
+    return [sys.executable, "-I", "-S", str(_ENTER_SCRIPT), str(first.pid), str(first.start_ticks)]

@@ -15,9 +15,9 @@ PERIOD_MICROSECONDS = 20_000
 """Shorter than a step, so that a host with half a core is slow rather than at a standstill now and then."""
 LEAST_CORES = 0.05
 """Smallest quota: the kernel takes none below 1 ms per period."""
-_EMPTY_SECONDS = 10.0
+_EMPTYING_SECONDS = 10.0
 """Time until the kernel lets go of a cgroup whose processes have ended."""
-_LARGEST_WEIGHT = {1: "262144", 2: "10000"}
+_LARGEST_WEIGHT_BY_VERSION = {1: "262144", 2: "10000"}
 """The lab's weight against everything else on the machine, by interface version, so that hosts get their quota on a
 busy machine. With equal weights each login session (the kernel's autogroup) takes as much as all hosts together,
 however nice its processes are."""
@@ -42,7 +42,7 @@ class Controller:
             for parent in (self.root, folder):
                 _enable_cpu(parent)
         weight_file = "cpu.weight" if self.version == 2 else "cpu.shares"
-        _write(folder / weight_file, _LARGEST_WEIGHT[self.version])
+        _write_setting(folder / weight_file, _LARGEST_WEIGHT_BY_VERSION[self.version])
         for host in hosts:
             (folder / host).mkdir()
 
@@ -51,10 +51,10 @@ class Controller:
         quota_microseconds = str(round(cores * PERIOD_MICROSECONDS))
         folder = self.root / lab / host
         if self.version == 2:
-            _write(folder / "cpu.max", f"{quota_microseconds} {PERIOD_MICROSECONDS}")
+            _write_setting(folder / "cpu.max", f"{quota_microseconds} {PERIOD_MICROSECONDS}")
         else:
-            _write(folder / "cpu.cfs_period_us", str(PERIOD_MICROSECONDS))
-            _write(folder / "cpu.cfs_quota_us", quota_microseconds)
+            _write_setting(folder / "cpu.cfs_period_us", str(PERIOD_MICROSECONDS))
+            _write_setting(folder / "cpu.cfs_quota_us", quota_microseconds)
 
     def cores(self, lab: str, host: str) -> float | None:
         """Return the cores that the host is limited to now; None where nothing limits it."""
@@ -71,7 +71,7 @@ class Controller:
             VitscaleError: a cgroup still has processes after 10 s.
         """
         folder = self.root / lab
-        end = time.monotonic() + _EMPTY_SECONDS
+        end = time.monotonic() + _EMPTYING_SECONDS
         host_folders = [path for path in folder.glob("*") if path.is_dir()]
         for path in (*host_folders, folder):
             while not _remove_unless_busy(path):
@@ -116,10 +116,10 @@ def _enable_cpu(folder: Path) -> None:
     """
     enabled = folder / "cgroup.subtree_control"
     if "cpu" not in enabled.read_text(encoding="ascii").split():
-        _write(enabled, "+cpu")
+        _write_setting(enabled, "+cpu")
 
 
-def _write(path: Path, text: str) -> None:
+def _write_setting(path: Path, text: str) -> None:
     path.write_text(text, encoding="ascii")
 
 

@@ -19,9 +19,9 @@ MOST_HOSTS = 64
 LEAST_MBIT = 1.0
 MOST_MBIT = 100_000.0
 MOST_SLOTS = 1024
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
-_BANDWIDTH = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)(mbit|gbit)")
-_MBIT = {"mbit": 1.0, "gbit": 1000.0}
+_LAB_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
+_BANDWIDTH = re.compile(r"(?P<number>[0-9]{1,6}(?:\.[0-9]{1,6})?)(?P<unit>mbit|gbit)")
+_MBIT_BY_UNIT = {"mbit": 1.0, "gbit": 1000.0}
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def check_name(name: str) -> str:
     Raises:
         RequestError: a lab cannot have this name.
     """
-    if not _NAME.fullmatch(name):
+    if not _LAB_NAME.fullmatch(name):
         raise RequestError(
             f"{shown(name)} cannot be the name of a lab", valid=["at most 31 of a-z, 0-9 and -, and no - in front"]
         )
@@ -71,7 +71,7 @@ def parse_bandwidth(text: str) -> float:
         RequestError: it is written otherwise, or out of range.
     """
     match = _BANDWIDTH.fullmatch(text)
-    megabits = float(match[1]) * _MBIT[match[2]] if match else math.nan
+    megabits = float(match["number"]) * _MBIT_BY_UNIT[match["unit"]] if match else math.nan
     if not LEAST_MBIT <= megabits <= MOST_MBIT:
         raise RequestError(f"{shown(text)} is no bandwidth", valid=["a number and mbit or gbit, from 1mbit to 100gbit"])
     return megabits
@@ -90,7 +90,7 @@ def _check_range(quantity: str, value: float, *, least: float, most: float) -> N
 RUN = Path("/run")
 """Folder of labs' folders: like a lab, it belongs to root and is gone after a reboot."""
 PREFIX = "vitscale-lab-"
-_FILE = "lab.json"
+_STATE_FILE = "lab.json"
 
 
 class Holder(BaseModel):
@@ -167,9 +167,9 @@ def names() -> list[str]:
 
 def write(state: State) -> None:
     """Write a lab's state, whole or not at all."""
-    temporary = state.folder / f"{_FILE}.new"
+    temporary = state.folder / f"{_STATE_FILE}.new"
     temporary.write_text(state.model_dump_json(indent=1), encoding="utf-8")
-    temporary.replace(state.folder / _FILE)
+    temporary.replace(state.folder / _STATE_FILE)
 
 
 def read(name: str) -> State | None:
@@ -185,12 +185,12 @@ def read(name: str) -> State | None:
         is_others_folder = status.st_uid != os.geteuid()
         others_may_use_it = bool(status.st_mode & 0o077)
         if is_others_folder or others_may_use_it:
-            raise _damaged(folder, "others may write to it")
-        state = State.model_validate_json((folder / _FILE).read_bytes())
+            raise _untrusted_folder(folder, "others may write to it")
+        state = State.model_validate_json((folder / _STATE_FILE).read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:
-        raise _damaged(folder, "lab.json cannot be read") from error
+        raise _untrusted_folder(folder, "lab.json cannot be read") from error
     if state.pid_namespace != pid_namespace("self"):
         raise RequestError(
             f"lab {name!r} was made elsewhere: this is one of its hosts, or another container",
@@ -213,7 +213,7 @@ def existing(name: str) -> State:
     return state
 
 
-def _damaged(folder: Path, reason: str) -> VitscaleError:
+def _untrusted_folder(folder: Path, reason: str) -> VitscaleError:
     return VitscaleError(
         f"{folder} is no lab's folder: {reason}", next_step="Look at it, and remove it if nothing of a lab runs"
     )

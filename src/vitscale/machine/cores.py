@@ -63,7 +63,7 @@ def physical_cores(allowed: Iterable[int] | None = None, sysfs: Path = _SYSFS) -
         node_by_logical_core |= dict.fromkeys(node_cores, node)
     allowed_siblings: dict[_CoreKey, list[int]] = {}
     for logical_core in sorted(allowed_cores):
-        lowest_sibling = min(_siblings(logical_core, sysfs))
+        lowest_sibling = min(_siblings_of(logical_core, sysfs))
         key = _CoreKey(node_by_logical_core.get(logical_core), lowest_sibling)
         allowed_siblings.setdefault(key, []).append(logical_core)
     cores = [PhysicalCore(key.node, key.number, tuple(siblings)) for key, siblings in allowed_siblings.items()]
@@ -88,7 +88,7 @@ def numa_nodes(cores: frozenset[int], sysfs: Path = _SYSFS) -> tuple[int, ...] |
     return tuple(sorted(node for node, cores_on_node in cores_by_node.items() if cores_on_node))
 
 
-def _siblings(core: int, sysfs: Path) -> list[int]:
+def _siblings_of(core: int, sysfs: Path) -> list[int]:
     """Return all logical cores of the physical core that a logical core belongs to, itself included.
 
     Return it alone where the kernel does not say which they are.
@@ -147,14 +147,15 @@ def node_distances(sysfs: Path = _SYSFS) -> dict[int, dict[int, int]]:
 def is_bound(own: frozenset[int], parent: frozenset[int], host: frozenset[int]) -> bool:
     """Whether a rank's launcher has bound the rank to some cores.
 
-    It has if the rank may use fewer cores than its launcher, of those that the rank's cpuset allows.
+    It has if the rank may use fewer cores than the process that started it, of those that the rank's cpuset allows.
 
     Args:
-        own: the logical cores that the rank may use when it starts.
+        own: numbers of the logical cores that the rank may use when it starts.
         parent: those that the process may use which started the rank.
         host: those that the rank's cpuset allows (a container's, a job step's).
     """
-    return own < parent & host
+    inheritable = parent & host
+    return own < inheritable
 
 
 def bound_by_launcher() -> bool:
@@ -202,7 +203,7 @@ def share_of_cores(
     """
     cores_per_rank = min(threads, len(cores) // ranks)
     if not cores_per_rank:
-        return _consecutive(local_rank, ranks, threads, cores)
+        return _consecutive_cores(local_rank, ranks, threads, cores)
     known_gpu_nodes = gpu_nodes
     sees_own_gpu_only = 0 < len(gpu_nodes) < ranks
     if sees_own_gpu_only:
@@ -217,10 +218,10 @@ def share_of_cores(
     node_by_rank: list[int | None] = [None] * ranks
     if known_gpu_nodes:
         node_by_rank = [known_gpu_nodes[rank % len(known_gpu_nodes)] for rank in range(ranks)]
-    cores_by_rank = _FreeCores(cores, cores_per_rank, distances or {}).dealt_to(node_by_rank)
+    cores_by_rank = _FreeCores(cores, cores_per_rank, distances or {}).take_for_ranks(node_by_rank)
     logical_by_rank = [_logical_cores(rank_cores, threads) for rank_cores in cores_by_rank]
     if not all(logical_by_rank):
-        return _consecutive(local_rank, ranks, threads, cores)
+        return _consecutive_cores(local_rank, ranks, threads, cores)
     return logical_by_rank[local_rank]
 
 
@@ -255,8 +256,8 @@ class _FreeCores:
         self._cores_per_rank = cores_per_rank
         self._distances = distances
 
-    def dealt_to(self, node_by_rank: Nodes) -> list[list[PhysicalCore]]:
-        """Take the cores of all ranks, and return those of each rank.
+    def take_for_ranks(self, node_by_rank: Nodes) -> list[list[PhysicalCore]]:
+        """Take the cores of all ranks, and return the cores of each rank, by rank.
 
         Three rounds: ranks whose node has room, then those that fit on any one node, then those that fit on none.
 
@@ -316,7 +317,9 @@ def _logical_cores(cores: Sequence[PhysicalCore], threads: int) -> tuple[int, ..
     return tuple(sorted(logical)) if len(logical) >= threads else None
 
 
-def _consecutive(local_rank: int, ranks: int, threads: int, cores: Sequence[PhysicalCore]) -> tuple[int, ...] | None:
+def _consecutive_cores(
+    local_rank: int, ranks: int, threads: int, cores: Sequence[PhysicalCore]
+) -> tuple[int, ...] | None:
     """Return as many logical cores as a rank has threads, in ascending order, each of which belongs to this rank alone.
 
     The host's logical cores, siblings side by side, are dealt out in a row. So two ranks may share a physical core:
@@ -353,13 +356,19 @@ def cpu_facts(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
 
 def products_of_16_bits() -> Products:
     """Return how this machine's processor multiplies 16-bit numbers, within the limit set for oneDNN."""
-    return _products(cpu_facts().get("flags", ""), os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper())
+    return _products_by_flags(cpu_facts().get("flags", ""), os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper())
 
 
 @cache
-def _products(flags: str, limit: str) -> Products:
-    """Return the way to multiply for /proc/cpuinfo's flags and oneDNN's limit ("ALL", "AVX512_CORE_BF16")."""
+def _products_by_flags(flags: str, limit: str) -> Products:
+    """Return how 16-bit numbers are multiplied.
+
+    Args:
+        flags: the processor's, as /proc/cpuinfo has them: "fpu vme ... avx512_bf16".
+        limit: the largest instruction set that oneDNN may use: "ALL", "AVX512_CORE_BF16".
+    """
+    processor_flags = flags.split()
     is_amx_allowed = limit == "ALL" or "AMX" in limit
-    if is_amx_allowed and "amx_bf16" in flags.split():
+    if is_amx_allowed and "amx_bf16" in processor_flags:
         return "tiles"
-    return "words" if "avx512_bf16" in flags.split() else "widened"
+    return "words" if "avx512_bf16" in processor_flags else "widened"

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
-_HIDDEN = ("", "-1", "NoDevFiles", "none", "void")
+"""The kernel's folder of PCI devices."""
+_VALUES_THAT_HIDE_GPUS = ("", "-1", "NoDevFiles", "none", "void")
 """Values of CUDA_VISIBLE_DEVICES by which users and launchers hide every GPU on purpose."""
 
 _T = TypeVar("_T")
@@ -48,23 +49,37 @@ def visible_gpus() -> tuple[Gpu, ...]:
         GpusUnreadable: none can be used, although NVML, a device file or CUDA_VISIBLE_DEVICES is a sign of some.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible.strip() in _HIDDEN:
+    if visible is not None and visible.strip() in _VALUES_THAT_HIDE_GPUS:
         return ()
     gpus: tuple[Gpu, ...] = ()
     try:
-        with _nvml() as nvml:
+        with _started_nvml() as nvml:
             gpus = _all_gpus(nvml)
         nvml_problem = "NVML tells of none that this process may use"
     except _NvmlFailed as error:
         nvml_problem = str(error)
     selected = select_visible(gpus, visible)
-    if selected:
-        return selected
+    if not selected:
+        _refuse_unusable_gpus(gpus, visible, nvml_problem)
+    return selected
+
+
+def _refuse_unusable_gpus(gpus: tuple[Gpu, ...], visible: str | None, nvml_problem: str) -> None:
+    """Report that no GPU can be used, where there are signs of GPUs all the same.
+
+    Args:
+        gpus: the GPUs that NVML reports.
+        visible: the value of CUDA_VISIBLE_DEVICES; None where it is not set.
+        nvml_problem: why NVML reports none, where `gpus` is empty.
+
+    Raises:
+        GpusUnreadable: there are signs: GPUs that NVML reports, a device file, or CUDA_VISIBLE_DEVICES.
+    """
     signs_of_gpus = device_files()[:1]
     if visible is not None:
         signs_of_gpus.append(f"CUDA_VISIBLE_DEVICES = {visible!r}")
     if not gpus and not signs_of_gpus:
-        return ()
+        return
     subject = " and ".join(signs_of_gpus) or "GPUs in MIG mode"
     if not gpus:
         problem = nvml_problem
@@ -80,7 +95,7 @@ def host_gpus() -> tuple[Gpu, ...]:
 
     Return none where NVML cannot be asked.
     """
-    with contextlib.suppress(_NvmlFailed), _nvml() as nvml:
+    with contextlib.suppress(_NvmlFailed), _started_nvml() as nvml:
         return _all_gpus(nvml)
     return ()
 
@@ -158,7 +173,7 @@ def gpu_settings(uuid: str) -> dict[str, Any]:
     be asked.
     """
     try:
-        with _nvml() as nvml:
+        with _started_nvml() as nvml:
             handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
             answers = {
                 "power_limit_watts": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
@@ -183,8 +198,8 @@ def gpu_settings(uuid: str) -> dict[str, Any]:
 def gpu_with_uuid(uuid: str) -> Gpu | None:
     """Return the GPU with this UUID, from NVML; None where NVML does not know it or cannot be asked."""
     try:
-        with _nvml() as nvml:
-            return _gpu(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
+        with _started_nvml() as nvml:
+            return _read_gpu(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
     except _NvmlFailed:
         return None
 
@@ -194,7 +209,7 @@ class _NvmlFailed(Exception):
 
 
 @contextlib.contextmanager
-def _nvml() -> Iterator[Any]:
+def _started_nvml() -> Iterator[Any]:
     """Give the module pynvml, started.
 
     Raises:
@@ -227,11 +242,11 @@ def _all_gpus(nvml: Any) -> tuple[Gpu, ...]:
     gpus = []
     for number in range(nvml.nvmlDeviceGetCount()):
         with contextlib.suppress(nvml.NVMLError_NoPermission):
-            gpus.append(_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(number)))
+            gpus.append(_read_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(number)))
     return tuple(gpus)
 
 
-def _gpu(nvml: Any, handle: Any) -> Gpu:
+def _read_gpu(nvml: Any, handle: Any) -> Gpu:
     """Return the GPU with a handle of NVML's, and its slices."""
     memory_bytes = _answer_or_none(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total)
     is_in_mig_mode = _answer_or_none(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle)[0])
@@ -245,10 +260,10 @@ def _gpu(nvml: Any, handle: Any) -> Gpu:
     )
     if not is_in_mig_mode:
         return gpu
-    return replace(gpu, mig=True, slices=tuple(_slices(nvml, handle, gpu)))
+    return replace(gpu, mig=True, slices=tuple(_read_slices(nvml, handle, gpu)))
 
 
-def _slices(nvml: Any, handle: Any, gpu: Gpu) -> Iterator[Gpu]:
+def _read_slices(nvml: Any, handle: Any, gpu: Gpu) -> Iterator[Gpu]:
     """Yield the slices of a GPU in MIG mode; they have the GPU's properties, but less memory."""
     count = _answer_or_none(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0
     for index in range(count):

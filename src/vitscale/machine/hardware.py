@@ -34,7 +34,8 @@ class Machine:
     @property
     def physical_cores(self) -> int:
         """Number of physical cores, and never more than `cores`, which a quota may limit."""
-        return min(self.cores, sum(count for _, count in self.node_cores) or self.cores)
+        cores_of_nodes = sum(count for _, count in self.node_cores)
+        return min(self.cores, cores_of_nodes) if cores_of_nodes else self.cores
 
     def threads_for(self, ranks: int, device: DeviceName) -> int:
         """Return the threads that each of `ranks` ranks gets by default: an equal share of the physical cores.
@@ -46,9 +47,8 @@ class Machine:
             ranks_by_node = Counter(gpu.numa_node for gpu in self.gpus[:ranks])
             for node, cores in self.node_cores:
                 ranks_of_node = 0 if node is None else ranks_by_node[node]
-                share = cores // ranks_of_node if ranks_of_node else 0
-                if share:  # else there are no such ranks, or more of them than cores, so that they cannot fit anyway
-                    threads = min(threads, share)
+                if 0 < ranks_of_node <= cores:  # more ranks than cores cannot fit anyway
+                    threads = min(threads, cores // ranks_of_node)
         return max(1, threads)
 
     def limited_to(self, cores: int) -> Self:
@@ -67,7 +67,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Return this machine, from the kernel and, where it exists, NVML."""
+    """Return the resources of this machine, as the kernel and, where it exists, NVML report them."""
     quota = cpu_quota_cores()
     cores = len(usable_cores())
     if quota is not None:
@@ -102,7 +102,7 @@ def cpu_quota_cores(
     smallest counts. In a container the path in /proc/self/cgroup may name folders outside the container's view; folders
     that do not exist are skipped.
     """
-    return min((quota.cores for quota in _quotas(proc_cgroup, mount)), default=None)
+    return min((quota.cores for quota in _read_quotas(proc_cgroup, mount)), default=None)
 
 
 def cpu_throttled_seconds(
@@ -114,12 +114,12 @@ def cpu_throttled_seconds(
     cores: two cores held back for a second are two seconds. It counts them in `cpu.stat`, as `throttled_usec` in
     version 2, as `throttled_time` (nanoseconds) in version 1.
     """
-    quotas = _quotas(proc_cgroup, mount)
+    quotas = _read_quotas(proc_cgroup, mount)
     if not quotas:
         return None
     smallest = min(quotas, key=lambda quota: quota.cores)
     try:
-        counters = _counters(smallest.folder / "cpu.stat")
+        counters = _read_counters(smallest.folder / "cpu.stat")
     except (OSError, ValueError):
         return None
     if "throttled_usec" in counters:
@@ -129,7 +129,7 @@ def cpu_throttled_seconds(
     return None
 
 
-def _counters(path: Path) -> dict[str, int]:
+def _read_counters(path: Path) -> dict[str, int]:
     """Return name -> number from a file with lines such as "nr_periods 12".
 
     Raises:
@@ -152,7 +152,7 @@ class _Quota(NamedTuple):
     """The cgroup's."""
 
 
-def _quotas(proc_cgroup: Path, mount: Path) -> list[_Quota]:
+def _read_quotas(proc_cgroup: Path, mount: Path) -> list[_Quota]:
     """Return the quotas of this process's group and each ancestor, those without one left out."""
     try:
         lines = proc_cgroup.read_text(encoding="utf-8").splitlines()

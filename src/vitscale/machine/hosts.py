@@ -37,7 +37,7 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
         words = line.partition("#")[0].split()
         if not words:
             continue
-        host = _host(words)
+        host = _parse_host(words)
         if host is None:
             raise _wrong_hostfile(path, f", line {number} is no line of a hostfile: {shown(line.strip())}")
         if host.name in hosts:
@@ -51,11 +51,17 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
 
 
 def _wrong_hostfile(path: Path, fault: str) -> RequestError:
+    """Return the error of a hostfile. Args: fault: the rest of the sentence, as " names no host"."""
     return RequestError(f"hostfile {shown(str(path))}{fault}", next_step="Write one line per host: NAME slots=4")
 
 
-def _host(words: list[str]) -> Host | None:
-    """Return the host that the words of a line name; None where they are no line of a hostfile."""
+def _parse_host(words: list[str]) -> Host | None:
+    """Return the host that the words of a line name; None where they are no line of a hostfile.
+
+    The first word is the host's name, or NAME:SLOTS. The others are `key=value`. `slots=4` and `slot=4` give the slots,
+    and the last of several counts. Other keys are ignored. No line of a hostfile has a word without "=", slots that are
+    no number from 1 to 9999, or a name with other characters than a host's.
+    """
     name = words[0]
     slots = None
     match = re.fullmatch(r"([^:]+):(\d{1,4})", name)  # Open MPI's short form; an IPv6 address has more colons
@@ -80,17 +86,17 @@ def is_this_machine(name: str) -> bool:
     """Whether `name` is an address or a name of this machine (or of this process's network namespace)."""
     if name in ("localhost", "127.0.0.1", "::1", socket.gethostname()):
         return True
-    return any(can_bind(address) for address in _addresses(name))
+    return any(can_bind(address) for address in _resolved_addresses(name))
 
 
 def address_of(name: str) -> str | None:
     """Return the first address of a host; None where its name does not resolve here."""
-    addresses = _addresses(name)
+    addresses = _resolved_addresses(name)
     return addresses[0] if addresses else None
 
 
 @functools.cache
-def _addresses(name: str) -> tuple[str, ...]:
+def _resolved_addresses(name: str) -> tuple[str, ...]:
     """Return the addresses of a host; none where its name does not resolve here.
 
     Cached: every trial asks, and a name that does not resolve can take seconds.

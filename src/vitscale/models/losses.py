@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, interpolate
 
 NOT_COUNTED = -100
-"""Label of what is left out of the loss: padding images, and pixels that are to be ignored."""
+"""Label of images and pixels that do not count: torch's default for labels that cross-entropy ignores."""
 
 
 def label_losses(logits: Tensor, labels: Tensor) -> Tensor:
@@ -17,17 +17,17 @@ def label_losses(logits: Tensor, labels: Tensor) -> Tensor:
         logits: [n, classes], or [n, classes, h, w], which are resized to the labels' size if it is another.
         labels: labels from `worker.passes.counted_labels`.
     """
-    return cross_entropy(resized(logits, labels), labels, reduction="none", ignore_index=NOT_COUNTED)
+    return cross_entropy(resized_to_labels(logits, labels), labels, reduction="none", ignore_index=NOT_COUNTED)
 
 
 def slot_loss(losses: Tensor, step_count: int | Tensor, world_size: int, grad_accum: int) -> Tensor:
     """Returns the value on which a rank calls backward: `sum(losses) * (N * A) / R`.
 
-    Data-parallel engines average gradients over N ranks and divide them by A micro-steps. So the gradient of a step is
-    that of `sum over all N * A slots of slot_loss / (N * A)`, which is `sum of the R losses that count / R`: the mean
-    over what counts, however unevenly that fills the slots. They are filled unevenly in the last step of an epoch,
-    where ranks of unlike speed take unequal shares, and where masks leave pixels out; the mean of the slots' own means
-    would then be another value.
+    A slot is what one rank trains in one micro-step; a step has N * A of them. Data-parallel engines average gradients
+    over N ranks and divide them by A micro-steps. So the gradient of a step is that of `sum of slot_loss over all slots
+    / (N * A)`, which is `sum of the R losses that count / R`: the mean over what counts, however unevenly that fills
+    the slots. They are filled unevenly in the last step of an epoch, where faster ranks take larger shares, and where
+    masks leave pixels out. The mean of the slots' own means would then be another value.
 
     Args:
         losses: losses from `label_losses`.
@@ -48,11 +48,12 @@ def tally(losses: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
     NaN: to count them takes as long as a part of the training, and `worker.passes.confusion` does so in evaluation.
     """
     counted = labels >= 0
-    correct = (logits.argmax(dim=1) == labels).sum() if labels.ndim == 1 else losses.new_full((), torch.nan)
+    is_segmentation = labels.ndim > 1
+    correct = losses.new_full((), torch.nan) if is_segmentation else (logits.argmax(dim=1) == labels).sum()
     return torch.stack([losses.sum().double(), correct.double(), counted.sum().double()])
 
 
-def resized(logits: Tensor, labels: Tensor) -> Tensor:
+def resized_to_labels(logits: Tensor, labels: Tensor) -> Tensor:
     """Returns the logits, resized to the labels as transformers' models do for their own losses."""
     if logits.ndim == 4 and logits.shape[2:] != labels.shape[1:]:
         logits = interpolate(logits, size=labels.shape[1:], mode="bilinear", align_corners=False)

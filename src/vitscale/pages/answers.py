@@ -24,8 +24,8 @@ from vitscale.analysis.summaries import NOT_RUN_YET
 from vitscale.analysis.time.breakdown import Breakdown
 from vitscale.pages import choosing, sentences
 from vitscale.pages.charts.axes import capitalised
-from vitscale.pages.charts.time import PART_NAMES, parts_of, waterfall_of_trial
-from vitscale.pages.choosing import best_measured, in_short
+from vitscale.pages.charts.time import PART_NAMES, known_part_seconds, waterfall_of_trial
+from vitscale.pages.choosing import best_measured, label_and_pace
 from vitscale.pages.statements import (
     BASELINE,
     EXPECTATION,
@@ -49,9 +49,11 @@ from vitscale.present import document as doc
 from vitscale.present import units
 from vitscale.present.estimate import Estimate
 
-_MOST_SERIES = 5
+_MOST_CURVES_NAMED = 5
+"""Most curves or trials on which an answer has a sentence each."""
 _ENOUGH_RUNS = 3
-_MOST_PROBLEMS = 3
+"""Runs of a trial from which its figures have an interval that decides anything."""
+_MOST_PROBLEMS_NAMED = 3
 _LEAST_NAMED_SHARE = 0.01
 """Share of a step below which a part of it is not named."""
 
@@ -65,18 +67,18 @@ def how_it_scales(analysis: Analysis, figure: doc.Figure | None) -> doc.Section:
         analysis: the results.
         figure: the scaling chart. In traces, of which only steps are known, a table of steps takes its place.
     """
-    facts = [scaling_of(analysis, curve) for curve in analysis.curves]
-    claims = [claim(SCALING, scaling) for scaling in facts if scaling is not None]
-    sure = [statement for statement in claims if _is_sure(statement.facts.efficiency)]
-    unsure = [statement for statement in claims if not _is_sure(statement.facts.efficiency)]
-    sure.sort(key=lambda statement: -statement.facts.efficiency.value)
-    lines = [] if sure else _fastest_measured(analysis)
-    lines += [statement.text for statement in (*sure, *unsure)]
+    scalings = [scaling_of(analysis, curve) for curve in analysis.curves]
+    claims = [claim(SCALING, scaling) for scaling in scalings if scaling is not None]
+    with_interval = [statement for statement in claims if _has_interval(statement.facts.efficiency)]
+    without_interval = [statement for statement in claims if not _has_interval(statement.facts.efficiency)]
+    with_interval.sort(key=lambda statement: -statement.facts.efficiency.value)
+    lines = [] if with_interval else _fastest_measured(analysis)
+    lines += [statement.text for statement in (*with_interval, *without_interval)]
     if not claims:
         lines.append(_why_no_scaling(analysis))
-    shown_lines = lines[:_MOST_SERIES]
-    if len(lines) > _MOST_SERIES:
-        shown_lines.append(f"+{len(lines) - _MOST_SERIES} more, in Every configuration")
+    shown_lines = lines[:_MOST_CURVES_NAMED]
+    if len(lines) > _MOST_CURVES_NAMED:
+        shown_lines.append(f"+{len(lines) - _MOST_CURVES_NAMED} more, in Every configuration")
     blocks: list[doc.Block] = [doc.Bullets(tuple(shown_lines))]
     picture = _steps_table(analysis, "What a step goes into") or figure
     if picture is not None:
@@ -86,14 +88,14 @@ def how_it_scales(analysis: Analysis, figure: doc.Figure | None) -> doc.Section:
 
 def _fastest_measured(analysis: Analysis) -> list[str]:
     """Return a sentence on the fastest trial with its runs and rivals; none without a measured trial."""
-    choice = choosing.fastest(analysis)
-    if choice is None:
+    fastest = choosing.fastest(analysis)
+    if fastest is None:
         return []
-    title = f"Fastest measured, {units.counted(len(choice.trial.run_figures), 'run')}"
-    return [claim(FASTEST, choice.choice(analysis, title, in_short(analysis, choice.trial))).text]
+    title = f"Fastest measured, {units.counted(len(fastest.trial.run_figures), 'run')}"
+    return [claim(FASTEST, fastest.as_best_trial(analysis, title, label_and_pace(analysis, fastest.trial))).text]
 
 
-def _is_sure(efficiency: Estimate) -> bool:
+def _has_interval(efficiency: Estimate) -> bool:
     """Whether an efficiency has an interval of enough runs."""
     return bool(efficiency.low) and not efficiency.note
 
@@ -138,24 +140,25 @@ def what_to_choose(analysis: Analysis) -> doc.Section:
 
     Sentences in between say what time to expect of the fastest, and from how many epochs on it ends first.
     """
-    choice = choosing.fastest(analysis)
-    if choice is None:
+    fastest = choosing.fastest(analysis)
+    if fastest is None:
         has_runs = any(trial.run_figures for trial in analysis.trials.values())
         reason = "no trial tells an epoch time or images/s" if has_runs else "no trial has completed"
         return doc.Section("What would I choose?", (doc.Paragraph(f"Nothing: {reason}."),))
-    fastest = choice.trial
-    details = [f"global batch {fastest.trial.global_batch:,}"] if fastest.batch_known else []
-    details.append(units.counted(len(fastest.run_figures), "run"))
+    trial = fastest.trial
+    details = [f"global batch {trial.trial.global_batch:,}"] if trial.batch_known else []
+    details.append(units.counted(len(trial.run_figures), "run"))
+    best_trial = fastest.as_best_trial(analysis, "Fastest measured", label_and_pace(analysis, trial, *details))
     lines = [
-        claim(FASTEST, choice.choice(analysis, "Fastest measured", in_short(analysis, fastest, *details))).text,
-        claim(EXPECTATION, choosing.expectation(analysis, choice)).text,
-        claim(LENGTH, choosing.training_length(analysis, choice)).text,
+        claim(FASTEST, best_trial).text,
+        claim(EXPECTATION, choosing.expectation(analysis, fastest)).text,
+        claim(LENGTH, choosing.training_length(analysis, fastest)).text,
     ]
     cheapest = choosing.cheapest(analysis)
-    if cheapest is not None and cheapest.trial is not fastest:
-        text = in_short(analysis, cheapest.trial, choosing.hours(cheapest.trial))
-        best_trial = cheapest.choice(analysis, "Cheapest measured", text)
-        lines.append(claim(FASTEST, replace(best_trial, most_named=1)).text)
+    if cheapest is not None and cheapest.trial is not trial:
+        text = label_and_pace(analysis, cheapest.trial, choosing.rank_time_text(cheapest.trial))
+        cheapest_trial = cheapest.as_best_trial(analysis, "Cheapest measured", text)
+        lines.append(claim(FASTEST, replace(cheapest_trial, most_named=1)).text)
     return doc.Section("What would I choose?", (doc.Bullets(tuple(line for line in lines if line)),))
 
 
@@ -166,7 +169,7 @@ def why_not_better(analysis: Analysis, figure: doc.Figure | None) -> doc.Section
     """
     worst = worst_loss(analysis.waterfalls)
     if worst is None or figure is None:
-        texts = sentences.unexplained(analysis) or _largest_idle_shares(analysis)
+        texts = sentences.unexplained_sentences(analysis) or _largest_idle_shares(analysis)
         return doc.Section("Why not better?", (doc.Bullets(texts),))
     best = best_measured(analysis)
     best_waterfall = waterfall_of_trial(analysis.waterfalls, best.trial_id) if best is not None else None
@@ -185,13 +188,16 @@ def why_not_better(analysis: Analysis, figure: doc.Figure | None) -> doc.Section
 def _baseline_loss(analysis: Analysis, waterfall: Waterfall) -> BaselineLoss:
     """Return what the baseline of a waterfall loses, and what the waterfall's trial loses."""
     baseline = analysis.trials.get(waterfall.baseline_trial or "")
-    idle = _idle(analysis, baseline)
-    idle_share = Estimate(idle.share)
+    idle_parts = _idle_parts(analysis, baseline)
+    idle_share = Estimate(idle_parts.share)
     if baseline is not None and baseline.breakdown is not None:
-        over_runs = baseline.breakdown.over_runs(_idle_share)
-        if over_runs is not None:
-            idle_share = Estimate(idle.share, over_runs.low, over_runs.high, note=over_runs.note)
-    return BaselineLoss(parts=idle.text, idle_share=idle_share, loss=_loss(waterfall))
+        share_over_runs = baseline.breakdown.over_runs(_idle_share)
+        if share_over_runs is not None:
+            # The share itself stays that of the typical rank; only its interval is that over runs.
+            idle_share = Estimate(
+                idle_parts.share, share_over_runs.low, share_over_runs.high, note=share_over_runs.note
+            )
+    return BaselineLoss(parts=idle_parts.text, idle_share=idle_share, loss=_loss(waterfall))
 
 
 def _loss(waterfall: Waterfall) -> Estimate:
@@ -206,8 +212,9 @@ def _idle_share(breakdown: Breakdown) -> float | None:
     """Return the share of the typical rank's step in which nothing is computed; None for a step of no length."""
     if breakdown.typical.seconds <= 0:
         return None
-    part_seconds = parts_of(breakdown)
-    return sum(part_seconds.get(part, 0.0) for part in _IDLE) / breakdown.typical.seconds
+    part_seconds = known_part_seconds(breakdown)
+    idle_seconds = sum(part_seconds.get(part, 0.0) for part in _IDLE_PART_NAMES)
+    return idle_seconds / breakdown.typical.seconds
 
 
 def _largest_idle_shares(analysis: Analysis) -> tuple[str, ...]:
@@ -215,9 +222,9 @@ def _largest_idle_shares(analysis: Analysis) -> tuple[str, ...]:
 
     They answer where no baseline gives an efficiency. Where no step is idle, return a sentence on what is missing.
     """
-    idle_by_trial = [_idle(analysis, trial) for trial in analysis.trials.values()]
+    idle_by_trial = [_idle_parts(analysis, trial) for trial in analysis.trials.values()]
     largest_first = sorted(idle_by_trial, reverse=True)
-    texts = tuple(idle.text for idle in largest_first[:_MOST_SERIES] if idle.text)
+    texts = tuple(idle_parts.text for idle_parts in largest_first[:_MOST_CURVES_NAMED] if idle_parts.text)
     if texts:
         return texts
     if _has_several_rank_counts(analysis) and not any(curve.baseline for curve in analysis.curves):
@@ -225,7 +232,7 @@ def _largest_idle_shares(analysis: Analysis) -> tuple[str, ...]:
     return ("No trial on more ranks than its baseline has completed.",)
 
 
-_IDLE = {
+_IDLE_PART_NAMES = {
     "data_wait": "waiting for data",
     "bubble": "waiting for the stages of other ranks",
     "wait": "waiting for the slowest rank",
@@ -237,7 +244,7 @@ _IDLE = {
 """Parts of a step in which nothing is computed, in words."""
 
 
-class _Idle(NamedTuple):
+class _IdleParts(NamedTuple):
     """The share of a trial's step in which nothing is computed, and its parts in words. Instances sort by the share."""
 
     share: float
@@ -245,22 +252,24 @@ class _Idle(NamedTuple):
     """Its parts of 1 % and more, the longest first; empty without any."""
 
 
-def _idle(analysis: Analysis, trial: TrialResult | None) -> _Idle:
+def _idle_parts(analysis: Analysis, trial: TrialResult | None) -> _IdleParts:
     """Return the idle share of a trial's step; 0 for a trial without an explained step."""
     if trial is None or trial.breakdown is None or trial.breakdown.typical.seconds <= 0:
-        return _Idle(0.0, "")
-    names = dict(_IDLE)
+        return _IdleParts(0.0, "")
+    part_names = dict(_IDLE_PART_NAMES)
     if trial.breakdown.straggler is not None:
-        names["wait"] = f"waiting for rank {trial.breakdown.straggler.rank}"
-    part_seconds = parts_of(trial.breakdown)
+        part_names["wait"] = f"waiting for rank {trial.breakdown.straggler.rank}"
+    part_seconds = known_part_seconds(trial.breakdown)
     step_seconds = trial.breakdown.typical.seconds
-    shares = {name: part_seconds[part] / step_seconds for part, name in names.items() if part_seconds.get(part)}
-    longest_first = sorted(shares.items(), key=lambda item: -item[1])
-    parts = [
+    share_by_name = {
+        name: part_seconds[part] / step_seconds for part, name in part_names.items() if part_seconds.get(part)
+    }
+    longest_first = sorted(share_by_name.items(), key=lambda item: -item[1])
+    clauses = [
         f"{units.percent(share)} of a step is {name}" for name, share in longest_first if share >= _LEAST_NAMED_SHARE
     ]
-    text = f"{trial_label(analysis, trial)}: {', '.join(parts)}." if parts else ""
-    return _Idle(sum(shares.values()), text)
+    text = f"{trial_label(analysis, trial)}: {', '.join(clauses)}." if clauses else ""
+    return _IdleParts(sum(share_by_name.values()), text)
 
 
 def what_next(analysis: Analysis, advice: Advice | None, results: Path | None) -> doc.Section:
@@ -272,26 +281,29 @@ def what_next(analysis: Analysis, advice: Advice | None, results: Path | None) -
         results: the results folder, for the commands.
     """
     folder = shlex.quote(str(results)) if results is not None else "RESULTS"
-    lines: list[str] = []
+    measured = [trial for trial in analysis.trials.values() if trial.run_figures]
+    missing_runs = what_to_run(analysis)
+    lines = [text for text in (steady_first(measured), capitalised(missing_runs)) if text]
     commands: list[str] = []
-    unsteady = steady_first([trial for trial in analysis.trials.values() if trial.run_figures])
-    if unsteady:
-        lines.append(unsteady)
-    to_run = what_to_run(analysis)
-    if to_run:
-        lines.append(capitalised(to_run))
-    if to_run and not _is_imported(analysis):
+    if missing_runs and not _is_imported(analysis):
         commands.append(f"vitscale run STUDY.toml -o {folder}")
     if advice is not None:
         lines += _advice_lines(analysis, advice)
         commands.append(f"vitscale advise {folder} --deadline 1h")
     if not lines:
-        warnings = [finding.advice for finding in analysis.findings if finding.severity == "warning" and finding.advice]
-        lines = warnings[:1] or ["Nothing more to measure for what was asked."]
+        lines = [_advice_of_first_warning(analysis) or "Nothing more to measure for what was asked."]
     blocks: list[doc.Block] = [doc.Bullets(tuple(lines))]
     if commands:
         blocks.append(doc.Code(tuple(commands)))
     return doc.Section("What next?", tuple(blocks))
+
+
+def _advice_of_first_warning(analysis: Analysis) -> str:
+    """Return the advice of the first warning that has any; empty where none has."""
+    for finding in analysis.findings:
+        if finding.severity == "warning" and finding.advice:
+            return finding.advice
+    return ""
 
 
 def _advice_lines(analysis: Analysis, advice: Advice) -> list[str]:
@@ -300,9 +312,9 @@ def _advice_lines(analysis: Analysis, advice: Advice) -> list[str]:
     if option is None:
         return []
     epochs = units.counted(advice.work.epochs, "epoch")
-    taken = f"{advised.in_short(option)}: {advised.time(option.seconds)}, {option.label}."
+    configuration = f"{advised.in_short(option)}: {advised.time(option.seconds)}, {option.label}."
     other_batch = _other_batch(analysis, advice, option)
-    lines = [f"For {epochs} with start-up, advice takes {taken}{other_batch}"]
+    lines = [f"For {epochs} with start-up, advice takes {configuration}{other_batch}"]
     if starts_as_forks(advice, option):
         lines.append(OF_FORKS)
     return lines
@@ -485,38 +497,39 @@ def _problems(analysis: Analysis) -> list[str]:
 
     The first unread file is left out: the paragraph before everything names it.
     """
-    said_first = tuple(unread.reason for unread in analysis.unread[:1])
+    named_above = tuple(unread.reason for unread in analysis.unread[:1])
     problems = [
-        problem for problem in analysis.problems if "left out" in problem and not problem.startswith(said_first)
+        problem for problem in analysis.problems if "left out" in problem and not problem.startswith(named_above)
     ]
-    lines = [f"problem: {problem}" for problem in problems[:_MOST_PROBLEMS]]
-    if len(problems) > _MOST_PROBLEMS:
-        lines.append(f"problem: {len(problems) - _MOST_PROBLEMS} more, in the report")
+    lines = [f"problem: {problem}" for problem in problems[:_MOST_PROBLEMS_NAMED]]
+    if len(problems) > _MOST_PROBLEMS_NAMED:
+        lines.append(f"problem: {len(problems) - _MOST_PROBLEMS_NAMED} more, in the report")
     return lines
 
 
-_SAID_ELSEWHERE = ("unfinished", "too-few-repeats", "unread")
-"""Kinds of findings that the terminal's other lines say."""
+_FINDINGS_OF_OTHER_LINES = ("unfinished", "too-few-repeats", "unread")
+"""Kinds of findings that are left out of the warnings, because other lines of the terminal say the same."""
 
 
 def _warnings(analysis: Analysis) -> list[str]:
+    """Return a line on each warning that no other line of the terminal says."""
     return [
         f"warning: {finding.message}."
         for finding in analysis.findings
-        if finding.severity == "warning" and finding.kind not in _SAID_ELSEWHERE
+        if finding.severity == "warning" and finding.kind not in _FINDINGS_OF_OTHER_LINES
     ]
 
 
 def _fastest_in_short(analysis: Analysis) -> str:
     """Return a sentence on the fastest trial, without its interval, which the table has; empty without a trial."""
-    choice = choosing.fastest(analysis)
-    if choice is None:
+    fastest = choosing.fastest(analysis)
+    if fastest is None:
         return ""
-    best = choice.trial
-    pace = f"{trial_label(analysis, best)}: {choosing.pace(best)}"
-    text = ", ".join((pace, *choosing.for_all_images(best)))
+    best = fastest.trial
+    pace_of_best = f"{trial_label(analysis, best)}: {choosing.pace_text(best)}"
+    text = ", ".join((pace_of_best, *choosing.epoch_of_all_images_text(best)))
     title = f"Fastest ({units.counted(len(best.run_figures), 'run')})"
-    return claim(FASTEST, replace(choice.choice(analysis, title, text), most_named=1)).text
+    return claim(FASTEST, replace(fastest.as_best_trial(analysis, title, text), most_named=1)).text
 
 
 _MOST_SUMMARY_ROWS = 8
@@ -526,9 +539,9 @@ _FEWEST_SUMMARY_ROWS = 4
 
 
 class _SummaryCurve(NamedTuple):
-    """A curve with runs, as the summary shows it."""
+    """A curve with runs, and those of its points (measured rank counts) that the summary shows."""
 
-    curve: CurveResult
+    result: CurveResult
     baseline: ScalingPoint
     """Its baseline; of a curve without one, its first measured point."""
     most_ranks: ScalingPoint | None
@@ -571,40 +584,46 @@ def _summary(analysis: Analysis, sentences_below: int) -> _Summary:
     if steps is not None:
         return _Summary(steps, missing_curves=0)
     curves = _curves_in_summary(analysis)
-    shown = curves
+    shown_curves = curves
     if len(list(_points_in_summary(curves))) > _MOST_SUMMARY_ROWS:
         most_rows = max(_FEWEST_SUMMARY_ROWS, _MOST_SUMMARY_ROWS - sentences_below)
-        shown = _curves_that_fit(curves, best_measured(analysis), most_rows)
-    return _Summary(_table_of_curves(analysis, shown), missing_curves=len(curves) - len(shown))
+        shown_curves = _curves_that_fit(curves, best_measured(analysis), most_rows)
+    return _Summary(_table_of_curves(analysis, shown_curves), missing_curves=len(curves) - len(shown_curves))
 
 
-class _Pace(NamedTuple):
-    """The column of the table that shows how fast training is."""
+class _SpeedColumn(NamedTuple):
+    """The column of the table that shows how fast training is: by epoch times, or by images per second."""
 
-    column: doc.Column
+    heading: doc.Column
     figure: Callable[[TrialResult], Estimate | None]
+    """Returns the figure of a trial; None where it is unknown."""
     show: Callable[[float], str]
+    """Returns a figure as text."""
+
+    def cell(self, trial: TrialResult) -> doc.Cell:
+        """Return the cell of a trial: its figure with the interval over runs."""
+        return interval_cell(self.figure(trial), self.show)
 
 
-def _pace(analysis: Analysis) -> _Pace:
+def _speed_column(analysis: Analysis) -> _SpeedColumn:
     """Return the column of epoch times; of images per second where no trial has an epoch time."""
-    epochs = [trial.epoch_seconds.value for trial in analysis.trials.values() if trial.epoch_seconds]
-    if not epochs:
-        return _Pace(doc.Column("images/s"), lambda trial: trial.images_per_second, units.number)
-    unit = units.time_unit(epochs)
-    return _Pace(doc.Column("epoch", unit.sign), lambda trial: trial.epoch_seconds, unit.text)
+    epoch_seconds = [trial.epoch_seconds.value for trial in analysis.trials.values() if trial.epoch_seconds]
+    if not epoch_seconds:
+        return _SpeedColumn(doc.Column("images/s"), lambda trial: trial.images_per_second, units.number)
+    unit = units.time_unit(epoch_seconds)
+    return _SpeedColumn(doc.Column("epoch", unit.sign), lambda trial: trial.epoch_seconds, unit.text)
 
 
 def _table_of_curves(analysis: Analysis, curves: Sequence[_SummaryCurve]) -> doc.Table:
     """Return the table of these curves, with a group of rows for each policy; rows of several policies come first."""
-    pace = _pace(analysis)
+    speed_column = _speed_column(analysis)
     columns = (
-        doc.Column("curve", words=True), doc.Column("ranks"), doc.Column("runs"), pace.column, doc.Column("speedup"),
-        doc.Column("efficiency", narrow="eff."), doc.Column("largest loss", words=True),
+        doc.Column("curve", words=True), doc.Column("ranks"), doc.Column("runs"), speed_column.heading,
+        doc.Column("speedup"), doc.Column("efficiency", narrow="eff."), doc.Column("largest loss", words=True),
     )  # fmt: skip
     rows_by_policies: dict[tuple[str, ...], list[doc.Row]] = {}
     for policies, curve, point in _points_in_summary(curves):
-        rows_by_policies.setdefault(policies, []).append(_summary_row(analysis, curve, point, pace))
+        rows_by_policies.setdefault(policies, []).append(_summary_row(analysis, curve, point, speed_column))
     all_policies = set(itertools.chain.from_iterable(rows_by_policies))
     groups = [
         doc.RowGroup(_policies_in_words(policies, all_policies), tuple(rows_by_policies[policies]))
@@ -616,8 +635,11 @@ def _table_of_curves(analysis: Analysis, curves: Sequence[_SummaryCurve]) -> doc
     return doc.Table(columns, tuple(groups), title=title, label="policy")
 
 
-def _summary_row(analysis: Analysis, curve: _SummaryCurve, point: ScalingPoint, pace: _Pace) -> doc.Row:
-    """Return the row of one point: the baseline of a curve, or its point on the most ranks."""
+def _summary_row(analysis: Analysis, curve: _SummaryCurve, point: ScalingPoint, speed_column: _SpeedColumn) -> doc.Row:
+    """Return the row of one point: the baseline of a curve, or its point on the most ranks.
+
+    A curve with one point has no speedup, but dashes.
+    """
     trial = analysis.trials[point.trial_id]
     speedup = doc.Cell(units.UNKNOWN)
     efficiency = doc.Cell(units.UNKNOWN)
@@ -626,13 +648,13 @@ def _summary_row(analysis: Analysis, curve: _SummaryCurve, point: ScalingPoint, 
         speedup = speedup_cell(trial, point)
         efficiency = doc.Cell(units.share(point.efficiency.value if point.efficiency else None))
     return (
-        doc.Cell(curve.curve.name),
+        doc.Cell(curve.result.name),
         doc.Cell(f"{point.gpus:,}"),
         doc.Cell(f"{len(trial.run_figures)}"),
-        interval_cell(pace.figure(trial), pace.show),
+        speed_column.cell(trial),
         speedup,
         efficiency,
-        doc.Cell(_largest_loss(analysis, curve.curve, point)),
+        doc.Cell(_largest_loss(analysis, curve.result, point)),
     )
 
 
@@ -705,19 +727,19 @@ def _points_in_summary(curves: Sequence[_SummaryCurve]) -> Iterator[_SummaryPoin
     policies_by_baseline: dict[str, list[str]] = {}
     for curve in curves:
         policies = policies_by_baseline.setdefault(curve.baseline.trial_id, [])
-        if curve.curve.mode not in policies:
-            policies.append(curve.curve.mode)
-    listed: set[str] = set()
+        if curve.result.mode not in policies:
+            policies.append(curve.result.mode)
+    yielded_baselines: set[str] = set()
     for curve in curves:
-        baseline = curve.baseline.trial_id
-        if baseline not in listed:
-            yield _SummaryPoint(tuple(policies_by_baseline[baseline]), curve, curve.baseline)
-            listed.add(baseline)
+        baseline_id = curve.baseline.trial_id
+        if baseline_id not in yielded_baselines:
+            yield _SummaryPoint(tuple(policies_by_baseline[baseline_id]), curve, curve.baseline)
+            yielded_baselines.add(baseline_id)
         if curve.most_ranks is not None and curve.most_ranks != curve.baseline:
-            yield _SummaryPoint((curve.curve.mode,), curve, curve.most_ranks)
+            yield _SummaryPoint((curve.result.mode,), curve, curve.most_ranks)
 
 
-_NAMED_PARTS = 4
+_MOST_PARTS_NAMED = 4
 """Number of parts of a step that are named, the longest first."""
 
 
@@ -762,9 +784,9 @@ def _longest_parts(trial: TrialResult) -> str:
         names["wait"] += f" (for rank {trial.breakdown.straggler.rank})"
     step_seconds = trial.breakdown.typical.seconds
     named_shares = []
-    for part, seconds in parts_of(trial.breakdown).items():
+    for part, seconds in known_part_seconds(trial.breakdown).items():
         share = seconds / step_seconds
         if share >= _LEAST_NAMED_SHARE:
             named_shares.append((share, part))
     longest_first = sorted(named_shares, reverse=True)
-    return ", ".join(f"{units.percent(share)} {names[part]}" for share, part in longest_first[:_NAMED_PARTS])
+    return ", ".join(f"{units.percent(share)} {names[part]}" for share, part in longest_first[:_MOST_PARTS_NAMED])

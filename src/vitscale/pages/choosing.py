@@ -59,7 +59,7 @@ def rank_hours(trial: TrialResult) -> float:
     return epoch_seconds(trial) * trial.trial.world.size / 3600
 
 
-def for_all_images(trial: TrialResult) -> tuple[str, ...]:
+def epoch_of_all_images_text(trial: TrialResult) -> tuple[str, ...]:
     """Return "1.28 s with the images that it leaves out" alone; nothing where that is the epoch's time as printed."""
     if trial.epoch_seconds is None:
         return ()
@@ -69,7 +69,7 @@ def for_all_images(trial: TrialResult) -> tuple[str, ...]:
     return (f"{seconds_for_all} with the images that it leaves out",)
 
 
-def pace(trial: TrialResult) -> str:
+def pace_text(trial: TrialResult) -> str:
     """Return "3.25 s an epoch", or "5,800 images/s" where no run recorded an epoch."""
     if trial.has_rates_alone and trial.images_per_second:
         return f"{units.number(trial.images_per_second.value)} images/s"
@@ -77,14 +77,14 @@ def pace(trial: TrialResult) -> str:
     return f"{seconds} {'a run' if trial.timed_as_a_whole else 'an epoch'}"
 
 
-def in_short(analysis: Analysis, trial: TrialResult, *more: str) -> str:
+def label_and_pace(analysis: Analysis, trial: TrialResult, *further_details: str) -> str:
     """Return "ddp, 2 ranks, micro-batch 32: 3.25 s an epoch (3.12 s to 3.39 s, 3 runs)".
 
-    `more`: further texts at the end of the brackets, such as "3 runs".
+    `further_details`: further texts at the end of the brackets, such as "3 runs".
     """
-    details = [*_interval_of_pace(trial), *for_all_images(trial), *more]
+    details = [*_interval_of_pace(trial), *epoch_of_all_images_text(trial), *further_details]
     brackets = f" ({', '.join(details)})" if details else ""
-    return f"{trial_label(analysis, trial)}: {pace(trial)}{brackets}"
+    return f"{trial_label(analysis, trial)}: {pace_text(trial)}{brackets}"
 
 
 def _interval_of_pace(trial: TrialResult) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ def _interval_of_pace(trial: TrialResult) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class BestCandidate:
     """The candidate of the smallest mean time or rank-hours, and its rivals."""
 
     trial: TrialResult
@@ -107,13 +107,13 @@ class Chosen:
     """Number of candidates, the chosen trial among them."""
     winner: Winner
 
-    def choice(self, analysis: Analysis, title: str, text: str) -> BestTrial:
+    def as_best_trial(self, analysis: Analysis, title: str, text: str) -> BestTrial:
         """Return the facts of a statement on the chosen trial.
 
         Args:
             analysis: the study, in which trials have short names.
             title: "Fastest measured".
-            text: the trial with its figures (`in_short`).
+            text: the trial with its figures (`label_and_pace`).
         """
         return BestTrial(
             title=title,
@@ -124,7 +124,7 @@ class Chosen:
         )
 
 
-def fastest(analysis: Analysis) -> Chosen | None:
+def fastest(analysis: Analysis) -> BestCandidate | None:
     """Return the fastest candidate with its rivals; None without any candidate.
 
     Where the study compares it with another trial, the verdict of that comparison decides whether the two are rivals.
@@ -132,8 +132,8 @@ def fastest(analysis: Analysis) -> Chosen | None:
     trials = candidates(analysis)
     if not trials:
         return None
-    best = _smallest_cost(trials, [trial.comparable_costs for trial in trials])
-    verdict_by_trial = _verdicts(analysis, best.trial)
+    best = _chosen_by_cost(trials, [trial.comparable_costs for trial in trials])
+    verdict_by_trial = _verdict_by_trial_id(analysis, best.trial)
     rivals = []
     for trial in sorted(trials, key=epoch_seconds):
         if trial is not best.trial and _is_rival(trial, best, verdict_by_trial.get(trial.trial_id)):
@@ -141,7 +141,7 @@ def fastest(analysis: Analysis) -> Chosen | None:
     return replace(best, rivals=tuple(rivals))
 
 
-def _is_rival(trial: TrialResult, best: Chosen, verdict: str | None) -> bool:
+def _is_rival(trial: TrialResult, best: BestCandidate, verdict: str | None) -> bool:
     """Whether a trial is not significantly slower than the best one.
 
     Args:
@@ -154,12 +154,12 @@ def _is_rival(trial: TrialResult, best: Chosen, verdict: str | None) -> bool:
     return verdict not in ("faster", "slower")
 
 
-def cheapest(analysis: Analysis) -> Chosen | None:
+def cheapest(analysis: Analysis) -> BestCandidate | None:
     """Return the candidate of the fewest rank-hours for an epoch; None where no candidate has an epoch time."""
     trials = [trial for trial in candidates(analysis) if trial.epoch_seconds]
     if not trials:
         return None
-    return _smallest_cost(trials, [_rank_costs(trial) for trial in trials])
+    return _chosen_by_cost(trials, [_rank_costs(trial) for trial in trials])
 
 
 def _rank_costs(trial: TrialResult) -> list[float]:
@@ -167,14 +167,14 @@ def _rank_costs(trial: TrialResult) -> list[float]:
     return [cost * trial.trial.world.size for cost in trial.comparable_costs]
 
 
-def _smallest_cost(trials: Sequence[TrialResult], costs: Sequence[Sequence[float]]) -> Chosen:
+def _chosen_by_cost(trials: Sequence[TrialResult], costs: Sequence[Sequence[float]]) -> BestCandidate:
     """Return the trial of the smallest mean cost. `costs`: for each trial the costs of its runs."""
     best = winner(costs, [trial.deciding_runs for trial in trials], correct=False)
     rivals = tuple(trials[position] for position in best.rivals)
-    return Chosen(trials[best.position], rivals, candidates=len(trials), winner=best)
+    return BestCandidate(trials[best.position], rivals, candidates=len(trials), winner=best)
 
 
-def _verdicts(analysis: Analysis, trial: TrialResult) -> dict[str, str]:
+def _verdict_by_trial_id(analysis: Analysis, trial: TrialResult) -> dict[str, str]:
     """Return identity of each trial that the study compares with `trial` -> the verdict, whichever stands first."""
     verdicts: dict[str, str] = {}
     for pair in analysis.comparisons:
@@ -185,7 +185,7 @@ def _verdicts(analysis: Analysis, trial: TrialResult) -> dict[str, str]:
     return verdicts
 
 
-def expectation(analysis: Analysis, fastest_trial: Chosen) -> Expectation | None:
+def expectation(analysis: Analysis, fastest_trial: BestCandidate) -> Expectation | None:
     """Return the time to expect of the fastest trial, which is longer than measured because the fastest was chosen.
 
     Return None where the correction is unknown.
@@ -196,8 +196,8 @@ def expectation(analysis: Analysis, fastest_trial: Chosen) -> Expectation | None
     corrected_cost = winner(costs, [candidate.deciding_runs for candidate in trials]).corrected
     if corrected_cost is None:
         return None
-    measured = _as_pace(trial, Estimate(_geometric_mean(trial.comparable_costs)))
-    corrected = _as_pace(trial, corrected_cost)
+    measured = _cost_as_pace(trial, Estimate(_geometric_mean(trial.comparable_costs)))
+    corrected = _cost_as_pace(trial, corrected_cost)
     low, high = corrected.ends
     form = units.number if trial.has_rates_alone else units.seconds
     unit = _pace_unit(trial)
@@ -214,8 +214,11 @@ def _geometric_mean(costs: Sequence[float]) -> float:
     return math.exp(math.fsum(map(math.log, costs)) / len(costs))
 
 
-def _as_pace(trial: TrialResult, cost: Estimate) -> Estimate:
-    """Return a comparable cost as `pace` shows it: as images per second, or as an epoch without the images left out."""
+def _cost_as_pace(trial: TrialResult, cost: Estimate) -> Estimate:
+    """Return a comparable cost as `pace_text` shows it.
+
+    It is in images per second, or in seconds of an epoch without the images that are left out.
+    """
     if trial.has_rates_alone:
         return cost.into(trial.trial.data.fraction)
     return cost.times(1 - trial.images_left_out)
@@ -227,7 +230,7 @@ def _pace_unit(trial: TrialResult) -> str:
     return " a run" if trial.timed_as_a_whole else " an epoch"
 
 
-def training_length(analysis: Analysis, fastest_trial: Chosen) -> TrainingLength:
+def training_length(analysis: Analysis, fastest_trial: BestCandidate) -> TrainingLength:
     """Return the fewest epochs from which on the fastest trial ends first, start-up included.
 
     Another trial that starts up sooner is caught up after (difference of start-up) / (seconds saved in each epoch)
@@ -235,33 +238,44 @@ def training_length(analysis: Analysis, fastest_trial: Chosen) -> TrainingLength
     are not of epochs, or where a start-up is unknown.
     """
     best = fastest_trial.trial
-    others = [trial for trial in candidates(analysis) if trial is not best]
+    other_trials = [trial for trial in candidates(analysis) if trial is not best]
     unknown = TrainingLength(None, other="", startup="")
-    if best.has_rates_alone or best.timed_as_a_whole or not others:
+    if best.has_rates_alone or best.timed_as_a_whole or not other_trials:
         return unknown
-    if best.startup_seconds is None or any(trial.startup_seconds is None for trial in others):
+    if best.startup_seconds is None or any(trial.startup_seconds is None for trial in other_trials):
         return unknown
-    epochs = 1
-    for other in others:
-        startup_lag = best.startup_seconds - _startup_seconds(other)
-        saved_per_epoch = epoch_seconds(other) - epoch_seconds(best)
-        is_caught_up = startup_lag <= saved_per_epoch * epochs
-        if is_caught_up:
-            continue
-        if saved_per_epoch <= 0:
-            return unknown  # it starts later, and no number of epochs makes up for that
-        epochs = math.ceil(startup_lag / saved_per_epoch)
-    first_before = min(others, key=lambda trial: _startup_seconds(trial) + (epochs - 1) * epoch_seconds(trial))
+    epochs = _epochs_to_catch_up(best, other_trials)
+    if epochs is None:
+        return unknown
+    first_before = min(other_trials, key=lambda trial: _startup_seconds(trial) + (epochs - 1) * epoch_seconds(trial))
     startup = units.seconds(best.startup_seconds)
     if starts_as_forks(best):
         startup = f"{startup} of {FORKED_RANKS}"
     return TrainingLength(epochs, trial_label(analysis, first_before), startup)
 
 
+def _epochs_to_catch_up(best: TrialResult, other_trials: Sequence[TrialResult]) -> int | None:
+    """Return the fewest epochs after which `best` ends no later than any of the others, start-up included.
+
+    Return None where another trial starts up sooner, and its epochs are as short, so that it is never caught up.
+    """
+    epochs = 1
+    for other in other_trials:
+        startup_lag = _startup_seconds(best) - _startup_seconds(other)
+        saved_per_epoch = epoch_seconds(other) - epoch_seconds(best)
+        is_caught_up = startup_lag <= saved_per_epoch * epochs
+        if is_caught_up:
+            continue
+        if saved_per_epoch <= 0:
+            return None
+        epochs = math.ceil(startup_lag / saved_per_epoch)
+    return epochs
+
+
 def _startup_seconds(trial: TrialResult) -> float:
     return trial.startup_seconds or 0.0
 
 
-def hours(trial: TrialResult) -> str:
+def rank_time_text(trial: TrialResult) -> str:
     """Return the time of all ranks together for an epoch: "25.0 GPU-minutes", or "25.0 rank-minutes" on a CPU."""
     return units.rank_time(rank_hours(trial), trial.trial.train.device)

@@ -63,28 +63,28 @@ if TYPE_CHECKING:
     import polars
 
 
-def report_fields(analysis: Analysis, forecast: Forecast | None = None, **of_call: str | None) -> dict[str, Any]:
+def report_fields(analysis: Analysis, forecast: Forecast | None = None, **call_fields: str | None) -> dict[str, Any]:
     """Return the whole analysis as JSON fields, one object per trial.
 
     Args:
         analysis: the results.
         forecast: what is predicted from them; None: nothing.
-        of_call: fields on what the verb did just now.
+        call_fields: fields on what the verb did just now.
     """
     study = analysis.study
     predictions = forecast.predictions if forecast else ()
     return {
         "study": {"name": study.name, "repeats": study.repeats, "versions": study.versions},
         "trials": trial_rows(analysis),
-        "curves": [_curve(curve) for curve in analysis.curves],
+        "curves": [_curve_object(curve) for curve in analysis.curves],
         "waterfalls": [contract_details.waterfall(waterfall) for waterfall in analysis.waterfalls],
         "resolutions": resolutions.as_json(analysis),
-        "comparisons": [_comparison(comparison) for comparison in analysis.comparisons],
+        "comparisons": [_comparison_object(comparison) for comparison in analysis.comparisons],
         "verdicts": [finding_fields(finding) for finding in analysis.findings],
         "problems": list(analysis.problems),
         "predictions": [prediction_table.prediction(prediction) for prediction in predictions],
         "prediction_scores": prediction_table.scores(forecast) if forecast else [],
-        **of_call,
+        **call_fields,
     }
 
 
@@ -113,7 +113,7 @@ def frame(rows: Sequence[dict[str, Any]], columns: Mapping[str, Any], *, for_csv
     schema: dict[str, polars.DataType] = {}
     for column in flat_columns:
         values = [row[column] for row in finite_rows]
-        cells[column] = _with_one_type([_csv_cell(value) for value in values] if for_csv else values)
+        cells[column] = _cells_of_one_type([_csv_cell(value) for value in values] if for_csv else values)
         column_type = _column_type(column, examples[column], has_rows=bool(finite_rows), for_csv=for_csv)
         if column_type is not None:
             schema[column] = column_type
@@ -135,34 +135,37 @@ def _column_type(column: str, example: Any, *, has_rows: bool, for_csv: bool) ->
     if column == "modes":
         return polars.String() if for_csv else polars.List(polars.String())
     if not column.startswith("swept."):
-        return polars_types[_TYPES.get(column, "real")]()
+        return polars_types[_TYPE_BY_COLUMN.get(column, "real")]()
     if has_rows:
         return None
-    return polars_types[_type_of_swept(example)]()
+    return polars_types[_swept_type(example)]()
 
 
-def _type_of_swept(value: Any) -> str:
-    """Return the type, as in `_TYPES`, of a swept field's column from one of its values; text where that is None."""
+def _swept_type(value: Any) -> str:
+    """Return the type of a swept field's column, as in `_TYPE_BY_COLUMN`.
+
+    `value`: one of its values; where that is None, the type is text.
+    """
     return {str: "text", int: "whole", bool: "flag", float: "real"}.get(type(value), "text")
 
 
-def to_table(rows: Sequence[dict[str, Any]], kind: str, columns: Mapping[str, Any] | None = None) -> bytes:
+def to_table(rows: Sequence[dict[str, Any]], table_format: str, columns: Mapping[str, Any] | None = None) -> bytes:
     """Return rows as CSV or Parquet.
 
     Args:
         rows: rows as `frame` takes them.
-        kind: csv or parquet.
+        table_format: csv or parquet.
         columns: as `frame` takes them; None: no columns where there are no rows.
     """
-    table = frame(rows, columns or {}, for_csv=kind == "csv")
-    if kind == "csv":
+    table = frame(rows, columns or {}, for_csv=table_format == "csv")
+    if table_format == "csv":
         return table.write_csv().encode()
     file = io.BytesIO()
     table.write_parquet(file)
     return file.getvalue()
 
 
-def _with_one_type(cells: list[Any]) -> list[Any]:
+def _cells_of_one_type(cells: list[Any]) -> list[Any]:
     """Return cells of one type: where a field was swept over numbers and words, all become words."""
     types = {type(cell) for cell in cells if cell is not None}
     if types <= {int, float} or len(types) < 2:
@@ -170,7 +173,7 @@ def _with_one_type(cells: list[Any]) -> list[Any]:
     return [None if cell is None else str(cell) for cell in cells]
 
 
-_TYPES = {
+_TYPE_BY_COLUMN = {
     **dict.fromkeys(
         (
             "trial", "outcome", "reason", "model", "dataset", "engine", "accelerate_backend", "offload", "launcher",
@@ -217,7 +220,7 @@ def _swept_values(analysis: Analysis) -> dict[str, dict[str, Any]]:
 
 def _swept_columns(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns of swept fields, named "swept." and the field. `values`: field -> value."""
-    return {f"swept.{field}": _single(value) for field, value in values.items()}
+    return {f"swept.{field}": _as_one_cell(value) for field, value in values.items()}
 
 
 _TRIAL_COLUMNS = (
@@ -255,7 +258,7 @@ def run_rows(analysis: Analysis) -> list[dict[str, Any]]:
     return rows
 
 
-def _runs(result: TrialResult) -> list[dict[str, Any]]:
+def _run_objects(result: TrialResult) -> list[dict[str, Any]]:
     """Return the figures of each run of a trial."""
     return [
         {
@@ -273,7 +276,7 @@ def _runs(result: TrialResult) -> list[dict[str, Any]]:
     ]
 
 
-def _single(value: Any) -> Any:
+def _as_one_cell(value: Any) -> Any:
     """Return a swept value as one cell; a list becomes words."""
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
@@ -282,34 +285,35 @@ def trial_rows(analysis: Analysis) -> list[dict[str, Any]]:
     """Return one object per trial, failed ones too, with the same keys in the same order."""
     swept = _swept_values(analysis)
     return [
-        _trial(analysis, trial) | _swept_columns(swept[trial.trial_id]) | {"runs": _runs(trial)}
+        _trial_object(analysis, trial) | _swept_columns(swept[trial.trial_id]) | {"runs": _run_objects(trial)}
         for trial in analysis.trials.values()
     ]
 
 
-def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
+def _trial_object(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
+    """Return the JSON object of a trial, without its swept fields and its runs."""
     trial = result.trial
     curve, point = analysis.curve_of(result.trial_id) or (None, None)
     model = _model_of_runs(result)
     return {
         "trial": result.trial_id,
         **attributes(result, "outcome", "reason"),
-        **_model_and_data(result, model),
-        **_engine_and_device(result),
-        **_place_in_study(analysis, result, curve),
-        **_batch(result),
+        **_model_and_data_fields(result, model),
+        **_engine_and_device_fields(result),
+        **_position_in_study_fields(analysis, result, curve),
+        **_batch_fields(result),
         "precision": trial.train.precision,
-        **_steps(result),
-        **_epochs(result),
+        **_step_fields(result),
+        **_epoch_time_fields(result),
         "baseline": curve.baseline.trial_id if curve and curve.baseline else None,
-        **_scaling(point),
+        **_scaling_fields(point),
         "startup_seconds": result.startup_seconds,
         "startup": result.startup,
-        **_learnt(trial, result.last_epoch),
-        "epochs": [_epoch(trial, epoch) for epoch in result.epochs],
+        **_learning_fields(trial, result.last_epoch),
+        "epochs": [_epoch_object(trial, epoch) for epoch in result.epochs],
         "peak_bytes": result.peak_bytes,
         **attributes(model, "gradient_dtype", "synchronised_timing"),
-        **_drift(result.drift),
+        **_drift_fields(result.drift),
         **contract_details.flat(result),
         **contract_details.nested(result),
     }
@@ -323,7 +327,8 @@ def _model_of_runs(result: TrialResult) -> ModelLine | None:
     return None
 
 
-def _model_and_data(result: TrialResult, model: ModelLine | None) -> dict[str, Any]:
+def _model_and_data_fields(result: TrialResult, model: ModelLine | None) -> dict[str, Any]:
+    """Return the model and the data of a trial. `model`: the model as a run recorded it."""
     trial = result.trial
     return {
         "model": result.model_name,
@@ -334,7 +339,8 @@ def _model_and_data(result: TrialResult, model: ModelLine | None) -> dict[str, A
     }
 
 
-def _engine_and_device(result: TrialResult) -> dict[str, Any]:
+def _engine_and_device_fields(result: TrialResult) -> dict[str, Any]:
+    """Return the engine of a trial with its options, the launcher and the devices."""
     trial = result.trial
     return {
         **attributes(trial.train, "engine", "accelerate_backend"),
@@ -346,7 +352,7 @@ def _engine_and_device(result: TrialResult) -> dict[str, Any]:
     }
 
 
-def _place_in_study(analysis: Analysis, result: TrialResult, curve: CurveResult | None) -> dict[str, Any]:
+def _position_in_study_fields(analysis: Analysis, result: TrialResult, curve: CurveResult | None) -> dict[str, Any]:
     """Return the batch policies, the curve and the ranks of a trial. `curve`: the first that has it."""
     world = result.trial.world
     curves_of_trial = [other for other in analysis.curves if _has_trial(other, result.trial_id)]
@@ -365,7 +371,7 @@ def _has_trial(curve: CurveResult, trial_id: str) -> bool:
     return any(point.trial_id == trial_id for point in curve.points)
 
 
-def _batch(result: TrialResult) -> dict[str, Any]:
+def _batch_fields(result: TrialResult) -> dict[str, Any]:
     """Return the batch of a trial in images; None where an import does not record it."""
     trial = result.trial
     is_known = result.batch_known
@@ -378,7 +384,7 @@ def _batch(result: TrialResult) -> dict[str, Any]:
     }
 
 
-def _steps(result: TrialResult) -> dict[str, Any]:
+def _step_fields(result: TrialResult) -> dict[str, Any]:
     """Return the number of runs of a trial and the seconds of their steps; None without a run."""
     runs = result.run_figures
     return {
@@ -395,7 +401,7 @@ def _steps(result: TrialResult) -> dict[str, Any]:
     }
 
 
-def _epochs(result: TrialResult) -> dict[str, Any]:
+def _epoch_time_fields(result: TrialResult) -> dict[str, Any]:
     """Return the pace of a trial, and the seconds and images of its epochs."""
     first_run = result.run_figures[0] if result.run_figures else None
     spread = result.components
@@ -413,17 +419,18 @@ def _epochs(result: TrialResult) -> dict[str, Any]:
     }
 
 
-def _epoch(trial: Trial, epoch: EpochFigures) -> dict[str, Any]:
+def _epoch_object(trial: Trial, epoch: EpochFigures) -> dict[str, Any]:
+    """Return the JSON object of one epoch of a trial, whose figures are means over its runs."""
     return {
         "epoch": epoch.epoch,
         "complete": epoch.complete,
         "seconds": epoch.elapsed_seconds,
         "runs": epoch.runs,
-        **_learnt(trial, epoch),
+        **_learning_fields(trial, epoch),
     }
 
 
-def _learnt(trial: Trial, epoch: EpochFigures | None) -> dict[str, float | None]:
+def _learning_fields(trial: Trial, epoch: EpochFigures | None) -> dict[str, float | None]:
     """Return loss and accuracy at the end of an epoch; all are None without an epoch."""
     pixel_accuracy = None
     if epoch is not None and trial.model.task == "segmentation":
@@ -436,7 +443,7 @@ def _learnt(trial: Trial, epoch: EpochFigures | None) -> dict[str, float | None]
     }
 
 
-def _drift(drift: Drift) -> dict[str, Any]:
+def _drift_fields(drift: Drift) -> dict[str, Any]:
     """Return the fields of a trial's drift: whether its losses agree with those of trials that compute the same.
 
     `drift` is "reference", "agrees", "drifts" or "unknown". An infinite `drift_difference`, where a loss is not finite,
@@ -446,22 +453,24 @@ def _drift(drift: Drift) -> dict[str, Any]:
     return {"drift": drift.status} | details
 
 
-def _curve(curve: CurveResult) -> dict[str, Any]:
+def _curve_object(curve: CurveResult) -> dict[str, Any]:
+    """Return the JSON object of a curve, with the trial and the scaling figures of each point."""
     return {
         **attributes(curve, "name", "mode"),
         "labels": dict(curve.labels),
         "baseline": curve.baseline.trial_id if curve.baseline else None,
         "baseline_gpus": curve.baseline.gpus if curve.baseline else None,
         "plain": curve.plain_trial,
-        "points": [{"gpus": point.gpus, "trial": point.trial_id, **_scaling(point)} for point in curve.points],
+        "points": [{"gpus": point.gpus, "trial": point.trial_id, **_scaling_fields(point)} for point in curve.points],
     }
 
 
-def _scaling(point: ScalingPoint | None) -> dict[str, float | None]:
+def _scaling_fields(point: ScalingPoint | None) -> dict[str, float | None]:
     return estimates(point, "speedup", "efficiency", "speedup_over_plain", "efficiency_over_plain")
 
 
-def _comparison(comparison: CurveComparison) -> dict[str, Any]:
+def _comparison_object(comparison: CurveComparison) -> dict[str, Any]:
+    """Return the JSON object of a comparison of two trials."""
     return {
         **attributes(comparison, "mode", "gpus", "first", "second", "first_trial", "second_trial"),
         "field": "train.engine" if "train.engine" in comparison.fields else comparison.fields[0],

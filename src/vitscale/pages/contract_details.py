@@ -16,7 +16,7 @@ from vitscale.present.estimate import Estimate
 from vitscale.store.records import COMMUNICATION
 
 JsonObject = dict[str, Any]
-_WITH_INTERVAL = ("achieved_flops_per_second", "share_of_matmul", "mfu", "joules_per_image")
+_FIGURES_WITH_INTERVAL = ("achieved_flops_per_second", "share_of_matmul", "mfu", "joules_per_image")
 
 
 def flat(result: TrialResult) -> JsonObject:
@@ -51,10 +51,10 @@ def _data_wait_share(breakdown: Breakdown | None) -> float | None:
 def nested(result: TrialResult) -> JsonObject:
     """Return all of these figures, an object for each subject; None where nothing is known of it."""
     return {
-        "breakdown": _breakdown(result.breakdown) if result.breakdown else None,
-        "resources": _resources(result.resources) if result.resources else None,
-        "convergence": _convergence(result.convergence) if result.convergence else None,
-        "traffic": _traffic(result.traffic) if result.traffic else None,
+        "breakdown": _breakdown_object(result.breakdown) if result.breakdown else None,
+        "resources": _resources_object(result.resources) if result.resources else None,
+        "convergence": _convergence_object(result.convergence) if result.convergence else None,
+        "traffic": _traffic_object(result.traffic) if result.traffic else None,
     }
 
 
@@ -63,7 +63,7 @@ def waterfall(split: Waterfall) -> JsonObject:
     factors = []
     for factor in split.factors:
         fields = {"name": factor.name, "factor": factor.factor, "points": factor.points}
-        factors.append(fields | _ends("points", factor.interval))
+        factors.append(fields | _interval_end_fields("points", factor.interval))
     return {
         **attributes(split, "curve", "mode", "gpus"),
         "trial": split.trial_id,
@@ -72,18 +72,18 @@ def waterfall(split: Waterfall) -> JsonObject:
         **estimate_fields("efficiency", split.interval),
         "efficiency": split.efficiency,
         "factors": factors,
-        "straggler": _straggler(split.straggler),
+        "straggler": _straggler_object(split.straggler),
         **attributes(split, "reason", "work_per_rank", "images_left_out"),
         "sentence": claim(WATERFALL, split).text,
     }
 
 
-def _ends(name: str, interval: Estimate | None) -> JsonObject:
+def _interval_end_fields(name: str, interval: Estimate | None) -> JsonObject:
     """Return the fields `name_low` and `name_high`, the ends of an interval; both are None without one."""
     return {f"{name}_low": interval.low if interval else None, f"{name}_high": interval.high if interval else None}
 
 
-def _parts(breakdown: Breakdown, rank: RankParts) -> JsonObject:
+def _part_fields(breakdown: Breakdown, rank: RankParts) -> JsonObject:
     """Return the seconds of the parts of a rank's step, and the ends of their intervals under the same part names."""
     over_runs = {part: breakdown.part_seconds(rank.rank, part) for part in rank.parts}
     return {
@@ -93,7 +93,8 @@ def _parts(breakdown: Breakdown, rank: RankParts) -> JsonObject:
     }
 
 
-def _breakdown(breakdown: Breakdown) -> JsonObject:
+def _breakdown_object(breakdown: Breakdown) -> JsonObject:
+    """Return the JSON object of the parts of a step, on each rank."""
     return {
         "steps": breakdown.steps,
         "steps_left_out": len(breakdown.left_out),
@@ -103,20 +104,20 @@ def _breakdown(breakdown: Breakdown) -> JsonObject:
             {
                 "rank": rank.rank,
                 "seconds": rank.seconds,
-                **_ends("seconds", breakdown.part_seconds(rank.rank, None)),
-                **_parts(breakdown, rank),
+                **_interval_end_fields("seconds", breakdown.part_seconds(rank.rank, None)),
+                **_part_fields(breakdown, rank),
                 "exposed_seconds": rank.exposed_seconds,
-                **_ends("exposed_seconds", breakdown.part_seconds(rank.rank, COMMUNICATION)),
+                **_interval_end_fields("exposed_seconds", breakdown.part_seconds(rank.rank, COMMUNICATION)),
             }
             for rank in breakdown.ranks
         ],
         "reasons": dict(breakdown.reasons),
         **attributes(breakdown, "overhead", "attached_overhead"),
-        "straggler": _straggler(breakdown.straggler),
+        "straggler": _straggler_object(breakdown.straggler),
     }
 
 
-def _resources(used: ResourceFigures) -> JsonObject:
+def _resources_object(used: ResourceFigures) -> JsonObject:
     """Return all figures under their names.
 
     A figure that may have an interval has also its ends. An empty reason is None.
@@ -125,14 +126,14 @@ def _resources(used: ResourceFigures) -> JsonObject:
     for name, value in asdict(used).items():
         figure = getattr(used, name)  # asdict makes a dict of an Estimate
         is_empty_reason = name.endswith("_reason") and not value
-        if isinstance(figure, Estimate) or name in _WITH_INTERVAL:
+        if isinstance(figure, Estimate) or name in _FIGURES_WITH_INTERVAL:
             content |= estimate_fields(name, figure)
         else:
             content[name] = None if is_empty_reason else value
     return content
 
 
-def _traffic(traffic: Traffic) -> JsonObject:
+def _traffic_object(traffic: Traffic) -> JsonObject:
     """Return all figures under their names; the messages are None where they were not counted."""
     content = asdict(traffic)
     del content["wire_seconds"]
@@ -146,16 +147,18 @@ def _traffic(traffic: Traffic) -> JsonObject:
     }
 
 
-def _straggler(straggler: Straggler | None) -> JsonObject | None:
+def _straggler_object(straggler: Straggler | None) -> JsonObject | None:
+    """Return the JSON object of the rank that the others wait for; None without one."""
     if straggler is None:
         return None
     return {
         **attributes(straggler, "rank", "share_of_steps", "slower_by"),
-        **_ends("share_of_steps", straggler.interval),
+        **_interval_end_fields("share_of_steps", straggler.interval),
     }
 
 
-def _convergence(convergence: Convergence) -> JsonObject:
+def _convergence_object(convergence: Convergence) -> JsonObject:
+    """Return the JSON object of how a trial learned."""
     return {
         **estimates(convergence, "noise_scale_images", "images_to_target", "seconds_to_target"),
         **attributes(convergence, "noise_reason", "target_accuracy"),

@@ -16,17 +16,23 @@ from vitscale.analysis.runs.resources import ResourceFigures
 from vitscale.analysis.time.breakdown import Breakdown, Straggler
 from vitscale.analysis.time.traffic import Traffic
 from vitscale.analysis.trials import CheckpointCost
-from vitscale.pages.charts.accuracy import images_panel, reach, reached, seconds_panel, unequal_images
-from vitscale.pages.charts.time import PART_NAMES, parts_of, unknown_parts
+from vitscale.pages.charts.accuracy import (
+    after_images_title,
+    after_seconds_title,
+    common_reach_of_curves,
+    have_unequal_images,
+    runs_that_reached_target,
+)
+from vitscale.pages.charts.time import PART_NAMES, known_part_seconds, unknown_parts
 from vitscale.pages.tables import TrialColumn, grouped_table, interval_cell
 from vitscale.present import units
 from vitscale.present.document import Cell, Table
 from vitscale.present.estimate import Estimate
 
 Record = TypeVar("Record")
-_CellValue = Estimate | float | str | None
+_FigureOrText = Estimate | float | str | None
 """A figure or a text; None or an empty text is shown as a dash."""
-_Show = Callable[[float], str]
+_FigureToText = Callable[[float], str]
 """Prints a figure."""
 _MOST_RANKS_NAMED = 8
 _HEADINGS_OF_FOUR = ("MFU", "of the measured matmul rate", "exposed communication")
@@ -45,17 +51,21 @@ def four_figures(analysis: Analysis) -> Table | None:
     speed = "images/s/GPU" if has_gpus else "images/s/rank"
     columns: list[TrialColumn] = [
         (speed, _images_per_second_and_rank),
-        _resource_column("MFU", lambda used: used.mfu, show=_percent),
-        _resource_column("of the measured matmul rate", lambda used: used.share_of_matmul, show=_percent),
-        _breakdown_column("exposed communication", lambda step: step.exposed_share, show=_percent),
-        _breakdown_column("explaining cost", lambda step: step.overhead, show=_signed_percent),
+        _resource_column("MFU", lambda used: used.mfu, show=_percent_text),
+        _resource_column("of the measured matmul rate", lambda used: used.share_of_matmul, show=_percent_text),
+        _breakdown_column("exposed communication", lambda step: step.exposed_share, show=_percent_text),
+        _breakdown_column("explaining cost", lambda step: step.overhead, show=_signed_percent_text),
         _breakdown_column("waited for", lambda step: _straggler_text(step.straggler)),
     ]
     notes = [
         *[f"MFU is against {peak}." for peak in _peak_names(measured)],
-        *_unavailable("MFU", [trial.resources.mfu_reason if trial.resources else "" for trial in measured]),
-        *_unavailable("Share of the measured matmul rate", [_why_no_matmul_share(trial) for trial in measured]),
-        *_unavailable("Exposed communication", ["" if trial.breakdown else _NOT_EXPLAINED for trial in measured]),
+        *_unavailable_sentences("MFU", [trial.resources.mfu_reason if trial.resources else "" for trial in measured]),
+        *_unavailable_sentences(
+            "Share of the measured matmul rate", [_why_no_matmul_share(trial) for trial in measured]
+        ),
+        *_unavailable_sentences(
+            "Exposed communication", ["" if trial.breakdown else _NOT_EXPLAINED for trial in measured]
+        ),
     ]
     return grouped_table(
         analysis,
@@ -68,7 +78,7 @@ def four_figures(analysis: Analysis) -> Table | None:
 
 
 def _images_per_second_and_rank(trial: TrialResult) -> Cell:
-    return _cell(trial.images_per_second, units.number, factor=1 / trial.trial.world.size)
+    return _figure_cell(trial.images_per_second, units.number, factor=1 / trial.trial.world.size)
 
 
 def _peak_names(trials: Sequence[TrialResult]) -> list[str]:
@@ -99,7 +109,7 @@ def parts_table(analysis: Analysis) -> Table | None:
         analysis,
         title="Parts of a step, in milliseconds",
         columns=columns,
-        is_shown=_breakdown,
+        is_shown=_trial_breakdown,
         notes=[note for note in notes if note],
     )
 
@@ -122,7 +132,7 @@ def _note_on_skipped(trial: TrialResult) -> str:
     ranks = sorted(set(range(trial.trial.world.size)) - {rank.rank for rank in breakdown.ranks})
     if ranks:
         plural = "s" if len(ranks) > 1 else ""
-        clauses.append(f"rank{plural} {_ranges(ranks)} (no explained step in one repeat or more)")
+        clauses.append(f"rank{plural} {_number_ranges_text(ranks)} (no explained step in one repeat or more)")
     return f"{trial.name}: not in the parts: {'; '.join(clauses)}." if clauses else ""
 
 
@@ -148,17 +158,17 @@ def resource_table(analysis: Analysis) -> Table | None:
         _resource_column("NUMA nodes", _numa_nodes_by_rank),
         _resource_column("CPU utilisation", lambda used: used.cpu_utilisation, show=units.percent),
         _resource_column("of the CPU quota", lambda used: used.cpu_utilisation_of_quota, show=units.percent),
-        _resource_column("held back by the quota", lambda used: used.cpu_throttled_share, show=_percent),
+        _resource_column("held back by the quota", lambda used: used.cpu_throttled_share, show=_percent_text),
         _resource_column("resident", lambda used: used.peak_rss_bytes, show=units.size),
         _resource_column("GPU allocated", lambda used: used.cuda_allocated_bytes, show=units.size),
         _resource_column("GPU reserved", lambda used: used.cuda_reserved_bytes, show=units.size),
         _resource_column("whole GPU", lambda used: used.cuda_device_bytes, show=units.size),
         _resource_column("GPU utilisation", lambda used: used.gpu_utilisation, show=units.percent),
-        _resource_column("SM clock (MHz)", lambda used: used.sm_clock_mhz, show=_integer),
-        _resource_column("lowest", lambda used: used.sm_clock_mhz_min, show=_integer),
-        _resource_column("hottest (\N{DEGREE SIGN}C)", lambda used: used.temperature_celsius_max, show=_integer),
-        _resource_column("power per GPU (W)", lambda used: used.power_watts, show=_integer),
-        _resource_column("throttled", lambda used: used.throttled_share, show=_percent),
+        _resource_column("SM clock (MHz)", lambda used: used.sm_clock_mhz, show=_integer_text),
+        _resource_column("lowest", lambda used: used.sm_clock_mhz_min, show=_integer_text),
+        _resource_column("hottest (\N{DEGREE SIGN}C)", lambda used: used.temperature_celsius_max, show=_integer_text),
+        _resource_column("power per GPU (W)", lambda used: used.power_watts, show=_integer_text),
+        _resource_column("throttled", lambda used: used.throttled_share, show=_percent_text),
         _resource_column("because of", lambda used: ", ".join(used.throttle_reasons)),
         _resource_column("energy per image (J)", lambda used: used.joules_per_image),
         _checkpoint_column("checkpoint saved (s)", lambda cost: cost.save_seconds),
@@ -169,10 +179,10 @@ def resource_table(analysis: Analysis) -> Table | None:
     sources = dict.fromkeys(used.energy_source for used in resources if used.energy_source)
     notes = [
         *[f"Energy was read by {source}." for source in sources],
-        *_unavailable("Energy per image", [used.energy_reason for used in resources]),
-        *_unavailable("GPU figures", [used.gpu_reason for used in resources]),
+        *_unavailable_sentences("Energy per image", [used.energy_reason for used in resources]),
+        *_unavailable_sentences("GPU figures", [used.gpu_reason for used in resources]),
     ]
-    return grouped_table(analysis, "What each trial used", columns, _resources, notes=notes)
+    return grouped_table(analysis, "What each trial used", columns, _trial_resources, notes=notes)
 
 
 def accuracy_table(analysis: Analysis, curves: Sequence[CurveResult]) -> Table | None:
@@ -181,20 +191,22 @@ def accuracy_table(analysis: Analysis, curves: Sequence[CurveResult]) -> Table |
     Accuracy is that at the end of training, after equally many images, and after equally many seconds. Return None
     where no trial recorded how it learned.
     """
-    limits = reach(analysis, curves)
+    limits = common_reach_of_curves(analysis, curves)
     notes = []
     if limits.images is not None or limits.seconds is not None:
         notes.append("Between epochs accuracy is taken as linear; before the first and after the last it is unknown.")
     trial_ids = dict.fromkeys(point.trial_id for curve in curves for point in curve.points)
     convergences = [analysis.trials[trial_id].convergence for trial_id in trial_ids]
-    notes += _unavailable("Noise scale", [course.noise_reason for course in convergences if course is not None])
+    notes += _unavailable_sentences(
+        "Noise scale", [course.noise_reason for course in convergences if course is not None]
+    )
     return grouped_table(
         analysis,
         title=f"Accuracy ({curves[0].mode})" if curves else "Accuracy",
         columns=_accuracy_columns(
-            equal_images=limits.images if unequal_images(analysis, curves) else None, equal_seconds=limits.seconds
+            equal_images=limits.images if have_unequal_images(analysis, curves) else None, equal_seconds=limits.seconds
         ),
-        is_shown=_convergence,
+        is_shown=_trial_convergence,
         curves=curves,
         notes=notes,
     )
@@ -210,31 +222,31 @@ def _accuracy_columns(*, equal_images: int | None, equal_seconds: float | None) 
     columns: list[TrialColumn] = [("epochs", _epochs_cell), ("held-out accuracy", _held_out_accuracy_cell)]
     if equal_images is not None:
         after_images = partial(accuracy_at_images, images=equal_images)
-        columns.append(_convergence_column(images_panel(equal_images), after_images, show=_score))
+        columns.append(_convergence_column(after_images_title(equal_images), after_images, show=_score_text))
     if equal_seconds is not None:
         after_seconds = partial(accuracy_at_seconds, seconds=equal_seconds)
-        columns.append(_convergence_column(seconds_panel(equal_seconds), after_seconds, show=_score))
+        columns.append(_convergence_column(after_seconds_title(equal_seconds), after_seconds, show=_score_text))
     return [
         *columns,
         _convergence_column("noise scale (images)", lambda course: course.noise_scale_images),
-        _convergence_column("target", lambda course: course.target_accuracy, show=_score),
-        ("reached by", lambda trial: Cell(reached(trial))),
+        _convergence_column("target", lambda course: course.target_accuracy, show=_score_text),
+        ("reached by", lambda trial: Cell(runs_that_reached_target(trial))),
         _convergence_column("images to target", _images_to_target),
         _convergence_column("time to target", _time_to_target, show=units.seconds),
     ]
 
 
 def _epochs_cell(trial: TrialResult) -> Cell:
-    return Cell(_epochs(trial) if trial.convergence else units.UNKNOWN)
+    return Cell(_whole_epochs_text(trial) if trial.convergence else units.UNKNOWN)
 
 
 def _held_out_accuracy_cell(trial: TrialResult) -> Cell:
     """Return the held-out accuracy at the end of training."""
     last_epoch = trial.last_epoch
-    return _cell(last_epoch.held_out_accuracy if last_epoch is not None else None, _score)
+    return _figure_cell(last_epoch.held_out_accuracy if last_epoch is not None else None, _score_text)
 
 
-def _epochs(trial: TrialResult) -> str:
+def _whole_epochs_text(trial: TrialResult) -> str:
     """Return the number of whole epochs of a trial's runs; a dash where no run recorded an epoch.
 
     Examples: "3"; "3 to 5" where runs stopped at a target accuracy after different epochs; "less than 1".
@@ -250,32 +262,32 @@ def _epochs(trial: TrialResult) -> str:
     return f"{fewest}" if fewest == most else f"{fewest} to {most}"
 
 
-def _resources(trial: TrialResult) -> ResourceFigures | None:
+def _trial_resources(trial: TrialResult) -> ResourceFigures | None:
     return trial.resources
 
 
-def _breakdown(trial: TrialResult) -> Breakdown | None:
+def _trial_breakdown(trial: TrialResult) -> Breakdown | None:
     return trial.breakdown
 
 
-def _convergence(trial: TrialResult) -> Convergence | None:
+def _trial_convergence(trial: TrialResult) -> Convergence | None:
     return trial.convergence
 
 
-def _checkpoint(trial: TrialResult) -> CheckpointCost | None:
+def _trial_checkpoint(trial: TrialResult) -> CheckpointCost | None:
     return trial.checkpoint
 
 
-def _traffic(trial: TrialResult) -> Traffic | None:
+def _trial_traffic(trial: TrialResult) -> Traffic | None:
     return trial.traffic
 
 
 def _record_column(
     heading: str,
     record_of: Callable[[TrialResult], Record | None],
-    figure_of: Callable[[Record], _CellValue],
+    figure_of: Callable[[Record], _FigureOrText],
     *,
-    show: _Show,
+    show: _FigureToText,
     factor: float = 1.0,
 ) -> TrialColumn:
     """Return a column with a figure of one record of each trial; a dash for a trial without this record.
@@ -290,45 +302,45 @@ def _record_column(
 
     def cell(trial: TrialResult) -> Cell:
         record = record_of(trial)
-        return _cell(None if record is None else figure_of(record), show, factor)
+        return _figure_cell(None if record is None else figure_of(record), show, factor)
 
     return heading, cell
 
 
 def _resource_column(
-    heading: str, figure_of: Callable[[ResourceFigures], _CellValue], *, show: _Show = units.number
+    heading: str, figure_of: Callable[[ResourceFigures], _FigureOrText], *, show: _FigureToText = units.number
 ) -> TrialColumn:
     """Return a column with a figure of the resources of each trial (`_record_column`)."""
-    return _record_column(heading, _resources, figure_of, show=show)
+    return _record_column(heading, _trial_resources, figure_of, show=show)
 
 
 def _breakdown_column(
-    heading: str, figure_of: Callable[[Breakdown], _CellValue], *, show: _Show = units.number
+    heading: str, figure_of: Callable[[Breakdown], _FigureOrText], *, show: _FigureToText = units.number
 ) -> TrialColumn:
     """Return a column with a figure of the breakdown of each trial's steps (`_record_column`)."""
-    return _record_column(heading, _breakdown, figure_of, show=show)
+    return _record_column(heading, _trial_breakdown, figure_of, show=show)
 
 
 def _convergence_column(
-    heading: str, figure_of: Callable[[Convergence], _CellValue], *, show: _Show = units.number
+    heading: str, figure_of: Callable[[Convergence], _FigureOrText], *, show: _FigureToText = units.number
 ) -> TrialColumn:
     """Return a column with a figure of how each trial learned (`_record_column`)."""
-    return _record_column(heading, _convergence, figure_of, show=show)
+    return _record_column(heading, _trial_convergence, figure_of, show=show)
 
 
 def _checkpoint_column(
-    heading: str, figure_of: Callable[[CheckpointCost], _CellValue], *, show: _Show = units.number
+    heading: str, figure_of: Callable[[CheckpointCost], _FigureOrText], *, show: _FigureToText = units.number
 ) -> TrialColumn:
     """Return a column with a figure of the checkpoint of each trial (`_record_column`)."""
-    return _record_column(heading, _checkpoint, figure_of, show=show)
+    return _record_column(heading, _trial_checkpoint, figure_of, show=show)
 
 
-def _traffic_column(heading: str, figure_of: Callable[[Traffic], _CellValue], *, factor: float = 1.0) -> TrialColumn:
+def _traffic_column(heading: str, figure_of: Callable[[Traffic], _FigureOrText], *, factor: float = 1.0) -> TrialColumn:
     """Return a column with a figure of what each trial sends (`_record_column`)."""
-    return _record_column(heading, _traffic, figure_of, show=units.number, factor=factor)
+    return _record_column(heading, _trial_traffic, figure_of, show=units.number, factor=factor)
 
 
-def _cell(value: _CellValue, show: _Show, factor: float = 1.0) -> Cell:
+def _figure_cell(value: _FigureOrText, show: _FigureToText, factor: float = 1.0) -> Cell:
     """Return a cell with `factor` times a figure, or with a text; with a dash where the value is None or empty."""
     if isinstance(value, Estimate):
         return interval_cell(value.times(factor), show)
@@ -357,29 +369,29 @@ def _milliseconds_column(heading: str, part: str | None) -> TrialColumn:
         if trial.breakdown is None:
             return Cell(units.UNKNOWN)
         typical = trial.breakdown.typical
-        seconds = typical.seconds if part is None else parts_of(trial.breakdown).get(part)
+        seconds = typical.seconds if part is None else known_part_seconds(trial.breakdown).get(part)
         if seconds is None:
             return Cell(units.UNKNOWN)
         over_runs = trial.breakdown.part_seconds(typical.rank, part)
         estimate = Estimate(seconds, over_runs.low, over_runs.high) if over_runs else Estimate(seconds)
-        return _cell(estimate, units.number, factor=1000.0)
+        return _figure_cell(estimate, units.number, factor=1000.0)
 
     return heading, cell
 
 
-def _percent(value: float) -> str:
+def _percent_text(value: float) -> str:
     return units.percent(value, 1)
 
 
-def _signed_percent(value: float) -> str:
+def _signed_percent_text(value: float) -> str:
     return f"{100 * value:+z.1f} %"
 
 
-def _score(value: float) -> str:
+def _score_text(value: float) -> str:
     return f"{value:.1%}"
 
 
-def _integer(value: float) -> str:
+def _integer_text(value: float) -> str:
     return f"{value:,.0f}"
 
 
@@ -393,7 +405,7 @@ def _numa_nodes_by_rank(used: ResourceFigures) -> str:
 
 def _numbers_by_rank(by_rank: Sequence[Sequence[int]]) -> str:
     """Return the cores or memory nodes of each of the first ranks: "0-3 | 4-7" for two ranks."""
-    texts = [_ranges(numbers) for numbers in by_rank[:_MOST_RANKS_NAMED]]
+    texts = [_number_ranges_text(numbers) for numbers in by_rank[:_MOST_RANKS_NAMED]]
     if not any(texts):
         return units.UNKNOWN
     if len(by_rank) > _MOST_RANKS_NAMED:
@@ -401,7 +413,7 @@ def _numbers_by_rank(by_rank: Sequence[Sequence[int]]) -> str:
     return " | ".join(text or units.UNKNOWN for text in texts)
 
 
-def _ranges(numbers: Sequence[int]) -> str:
+def _number_ranges_text(numbers: Sequence[int]) -> str:
     """Return numbers as `taskset` writes them: "0-3,6" for 0, 1, 2, 3, 6."""
     ranges = []
     for consecutive in units.runs_of(numbers):
@@ -431,7 +443,7 @@ def _why_no_matmul_share(trial: TrialResult) -> str:
     return "the FLOPs or the seconds of a step are unknown"
 
 
-def _unavailable(figure: str, reasons: Sequence[str]) -> list[str]:
+def _unavailable_sentences(figure: str, reasons: Sequence[str]) -> list[str]:
     """Return a sentence on each reason, with the number of trials for which it holds.
 
     Args:
@@ -459,14 +471,14 @@ def traffic_table(analysis: Analysis) -> Table | None:
         _traffic_column("gradients in", _gradient_dtypes),
     ]
     traffics = [trial.traffic for trial in analysis.trials.values() if trial.traffic is not None]
-    unavailable = _unavailable("Bytes", [traffic.reason for traffic in traffics])
+    unavailable = _unavailable_sentences("Bytes", [traffic.reason for traffic in traffics])
     notes = [
         "Logical bytes are what the engine asks for, an all-reduce counted twice; those on the wire are what a rank "
         "sends under a ring.",
         *unavailable,
     ]
     always = ("collectives",) if unavailable else ()  # a dash at least, with its reason below
-    return grouped_table(analysis, "What an optimizer step sends", columns, _traffic, always=always, notes=notes)
+    return grouped_table(analysis, "What an optimizer step sends", columns, _trial_traffic, always=always, notes=notes)
 
 
 def _collectives_text(traffic: Traffic) -> str:

@@ -33,12 +33,12 @@ from vitscale.present.unread import beginning_with_unread
 from vitscale.store.redaction import NOT_SHOWN, without_secrets
 from vitscale.store.results import StudyRecord
 
-_LONGEST_DETAIL = 20_000
+_MOST_DETAIL_CHARACTERS = 20_000
 """Characters at the end of a failed run's output that are shown at most, before their lines are counted."""
 _MOST_DETAIL_LINES = 40
-_MOST_WAITING = 5
+_MOST_WAITING_NAMED = 5
 """Number of trials that have not run yet beyond which only some are named."""
-_MOST_FAILED = 5
+_MOST_FAILED_UNFOLDED = 5
 """Number of trials with failed runs beyond which their section is folded."""
 
 
@@ -75,7 +75,7 @@ def report_document(
     forecast: Forecast | None = None,
     advice: Advice | None = None,
     results: Path | None = None,
-    brought: Sequence[doc.Figure] = (),
+    package_figures: Sequence[doc.Figure] = (),
 ) -> doc.Document:
     """Lay out the whole report on a results folder.
 
@@ -84,7 +84,7 @@ def report_document(
         forecast: what is predicted from them; None leaves it out.
         advice: what to do; None leaves it out.
         results: the folder, for commands and paths of logs.
-        brought: charts from other packages.
+        package_figures: charts from other packages.
     """
     figures = charts(analysis, forecast, advice)
     answer_sections = (
@@ -95,18 +95,18 @@ def report_document(
         answers.can_it_be_trusted(analysis),
     )
     folded_sections = (
-        _every_configuration(analysis),
-        _not_completed(analysis, results),
-        _where_the_time_goes(analysis, figures),
-        _engine_against_engine(analysis),
-        _accuracy(analysis, figures),
-        _resources(analysis, figures),
-        _prediction_and_advice(forecast, advice, figures),
-        _section("From other packages", brought),
-        _every_run(analysis, results),
-        _environment(analysis),
-        _section("Unused records", [bullets(analysis.problems)]),
-        _reproduce(analysis),
+        _configurations_section(analysis),
+        _failures_section(analysis, results),
+        _time_section(analysis, figures),
+        _comparisons_section(analysis),
+        _accuracy_section(analysis, figures),
+        _resources_section(analysis, figures),
+        _prediction_and_advice_section(forecast, advice, figures),
+        _folded_section("From other packages", package_figures),
+        _runs_section(analysis, results),
+        _environment_section(analysis),
+        _folded_section("Unused records", [bullets(analysis.problems)]),
+        _reproduction_section(analysis),
         methods.methods_section(analysis),
     )
     sections = [*answer_sections, *(section for section in folded_sections if section is not None)]
@@ -129,40 +129,40 @@ def _has_run(analysis: Analysis, curve: CurveResult) -> bool:
 def _waterfall_chart(analysis: Analysis) -> doc.Figure | None:
     """Draw where efficiency is lost, with the best measured trial in front."""
     best = best_measured(analysis)
-    return time.waterfall_chart(analysis.waterfalls, chosen="" if best is None else best.trial_id)
+    return time.waterfall_chart(analysis.waterfalls, front_trial_id="" if best is None else best.trial_id)
 
 
 def _prediction_chart(analysis: Analysis, forecast: Forecast | None) -> doc.Figure | None:
     return None if forecast is None else prediction.prediction_chart(analysis, forecast)
 
 
-def _section(title: str, blocks: Iterable[doc.Block | None]) -> doc.Section | None:
+def _folded_section(title: str, blocks: Iterable[doc.Block | None]) -> doc.Section | None:
     """Return a folded section with the blocks that are not None; None where all are."""
     present = tuple(block for block in blocks if block is not None)
     return doc.Section(title, present, folded=True) if present else None
 
 
-def _every_configuration(analysis: Analysis) -> doc.Section | None:
+def _configurations_section(analysis: Analysis) -> doc.Section | None:
     """Return a section with a table for each batch policy, below a sentence on what the policy means."""
     blocks: list[doc.Block] = []
     for mode, table in mode_tables(analysis).items():
         blocks += [doc.Paragraph(sentences.MODE_MEANINGS[mode], "quiet"), table]
-    return _section("Every configuration", blocks)
+    return _folded_section("Every configuration", blocks)
 
 
-def _not_completed(analysis: Analysis, results: Path | None) -> doc.Section | None:
+def _failures_section(analysis: Analysis, results: Path | None) -> doc.Section | None:
     """Return a section on the trials that have not run yet, and on those that failed; None where there are none."""
     trials = list(analysis.trials.values())
     blocks: list[doc.Block] = []
     waiting = [trial_label(analysis, trial) for trial in trials if trial.outcome is None and not trial.failures]
     if waiting:
-        blocks.append(doc.Paragraph(f"{NOT_RUN_YET.capitalize()}: {units.listed(waiting, most=_MOST_WAITING)}."))
+        blocks.append(doc.Paragraph(f"{NOT_RUN_YET.capitalize()}: {units.listed(waiting, most=_MOST_WAITING_NAMED)}."))
     for trial in trials:
         blocks += _failure_blocks(trial_label(analysis, trial), trial, results)
     if not blocks:
         return None
     failed = [trial for trial in trials if trial.failures]
-    return doc.Section("Trials that did not complete", tuple(blocks), folded=len(failed) > _MOST_FAILED)
+    return doc.Section("Trials that did not complete", tuple(blocks), folded=len(failed) > _MOST_FAILED_UNFOLDED)
 
 
 def _failure_blocks(name: str, trial: TrialResult, results: Path | None) -> list[doc.Block]:
@@ -178,16 +178,16 @@ def _failure_blocks(name: str, trial: TrialResult, results: Path | None) -> list
         reason = f"{name}, repeat {failure.repeat + 1}: {failure.kind}: {failure.reason}"
         blocks.append(doc.Paragraph(reason, "bad"))
         if failure.log:
-            blocks.append(doc.Code((_path(results, failure.log),)))
+            blocks.append(doc.Code((_shown_path(results, failure.log),)))
         if failure.detail:
             rank = "" if failure.rank is None else f" of rank {failure.rank}"
-            last_lines = failure.detail[-_LONGEST_DETAIL:].splitlines()[-_MOST_DETAIL_LINES:]
+            last_lines = failure.detail[-_MOST_DETAIL_CHARACTERS:].splitlines()[-_MOST_DETAIL_LINES:]
             code = doc.Code(tuple(last_lines))
             blocks.append(doc.Section(f"What was said last{rank}", (code,), folded=True))
     return blocks
 
 
-def _path(results: Path | None, path_in_folder: str) -> str:
+def _shown_path(results: Path | None, path_in_folder: str) -> str:
     """Return the path of a file of the results folder, without control characters.
 
     It is relative where the folder is unknown.
@@ -195,13 +195,13 @@ def _path(results: Path | None, path_in_folder: str) -> str:
     return doc.plain(path_in_folder if results is None else str(results / path_in_folder))
 
 
-def _where_the_time_goes(analysis: Analysis, figures: Mapping[str, doc.Figure]) -> doc.Section | None:
+def _time_section(analysis: Analysis, figures: Mapping[str, doc.Figure]) -> doc.Section | None:
     """Return a section on the parts of a step and of start-up; None without a run."""
     trials = analysis.trials.values()
     if not any(trial.run_figures for trial in trials):
         return None
     meaning = None
-    remarks = sentences.unexplained(analysis)
+    remarks = sentences.unexplained_sentences(analysis)
     if any(trial.breakdown for trial in trials):
         text = (
             "Of explained steps, on a GPU without what explaining adds: the parts never overlap and add up to the "
@@ -212,11 +212,11 @@ def _where_the_time_goes(analysis: Analysis, figures: Mapping[str, doc.Figure]) 
         meaning = doc.Paragraph(text, "quiet")
     else:
         remarks = ("No step was explained, so its parts are unknown.", *remarks)
-    return _section(
+    return _folded_section(
         "Where the time goes",
         (
             meaning,
-            bullets([*remarks, sentences.explaining_cost(analysis)]),
+            bullets([*remarks, sentences.explaining_cost_sentence(analysis)]),
             figures.get("breakdown"),
             figures.get("timeline"),
             figures.get("start-up"),
@@ -226,7 +226,7 @@ def _where_the_time_goes(analysis: Analysis, figures: Mapping[str, doc.Figure]) 
     )
 
 
-def _accuracy(analysis: Analysis, figures: Mapping[str, doc.Figure]) -> doc.Section | None:
+def _accuracy_section(analysis: Analysis, figures: Mapping[str, doc.Figure]) -> doc.Section | None:
     """Return a section on loss and accuracy: charts, and a table for each batch policy; None where none is known."""
     tables = [detail_tables.accuracy_table(analysis, curves) for curves in by_mode(analysis.curves).values()]
     blocks = [figures.get("training"), figures.get("accuracy"), *tables]
@@ -236,11 +236,12 @@ def _accuracy(analysis: Analysis, figures: Mapping[str, doc.Figure]) -> doc.Sect
         "A larger global batch takes fewer steps an epoch, and beyond the gradient noise scale each of them teaches "
         "less: throughput alone says nothing of the time to an accuracy."
     )
-    return _section("Accuracy", (doc.Paragraph(meaning, "quiet"), *blocks))
+    return _folded_section("Accuracy", (doc.Paragraph(meaning, "quiet"), *blocks))
 
 
-def _resources(analysis: Analysis, figures: Mapping[str, doc.Figure]) -> doc.Section | None:
-    return _section(
+def _resources_section(analysis: Analysis, figures: Mapping[str, doc.Figure]) -> doc.Section | None:
+    """Return a section on what trials used; None where nothing of it is known."""
+    return _folded_section(
         "Resources",
         (
             figures.get("resolution"),
@@ -251,7 +252,7 @@ def _resources(analysis: Analysis, figures: Mapping[str, doc.Figure]) -> doc.Sec
     )
 
 
-def _engine_against_engine(analysis: Analysis) -> doc.Section | None:
+def _comparisons_section(analysis: Analysis) -> doc.Section | None:
     """Return a section on curves that differ in one thing, and on the bytes that each engine sends."""
     tables = comparison_tables(analysis)
     meaning = (
@@ -261,9 +262,9 @@ def _engine_against_engine(analysis: Analysis) -> doc.Section | None:
     )
     texts = [
         *engine_sentences(analysis),
-        sentences.equality(analysis),
-        sentences.multiplicity(analysis),
-        sentences.scope(analysis),
+        sentences.equality_sentence(analysis),
+        sentences.multiplicity_sentence(analysis),
+        sentences.scope_sentence(analysis),
     ]
     blocks = (
         bullets(texts),
@@ -271,18 +272,19 @@ def _engine_against_engine(analysis: Analysis) -> doc.Section | None:
         *tables,
         traffic_table(analysis),
     )
-    return _section("Engine against engine", blocks)
+    return _folded_section("Engine against engine", blocks)
 
 
-def _prediction_and_advice(
+def _prediction_and_advice_section(
     forecast: Forecast | None, advice: Advice | None, figures: Mapping[str, doc.Figure]
 ) -> doc.Section | None:
+    """Return a section on predictions and advice; None where there are neither."""
     blocks: list[doc.Block | None] = []
     if forecast is not None:
         blocks += _prediction_blocks(forecast, figures.get("prediction"))
     if advice is not None:
         blocks += [figures.get("advice"), bullets((*_advice_sentences(advice), *advised.notes(advice)))]
-    return _section("Prediction and advice", blocks)
+    return _folded_section("Prediction and advice", blocks)
 
 
 def _prediction_blocks(forecast: Forecast, figure: doc.Figure | None) -> list[doc.Block | None]:
@@ -290,13 +292,13 @@ def _prediction_blocks(forecast: Forecast, figure: doc.Figure | None) -> list[do
     tables, notes = prediction_tables(forecast)
     basis = (
         *notes,
-        prediction_words.network(forecast.evidence),
-        *prediction_words.labels(forecast.predictions),
+        prediction_words.network_sentence(forecast.evidence),
+        *prediction_words.label_sentences(forecast.predictions),
         prediction_words.ASK_FOR_MORE,
     )
     return [
         doc.Paragraph(prediction_words.INTERVALS_MEANING, "quiet"),
-        bullets(prediction_words.scores(forecast)),
+        bullets(prediction_words.score_sentences(forecast)),
         figure,
         *tables,
         bullets(basis),
@@ -313,7 +315,7 @@ def _advice_sentences(advice: Advice) -> list[str]:
     return texts
 
 
-def _every_run(analysis: Analysis, results: Path | None) -> doc.Section | None:
+def _runs_section(analysis: Analysis, results: Path | None) -> doc.Section | None:
     """Return a section with a row for each run, grouped by trial; None without a run."""
     measured = [trial for trial in analysis.trials.values() if trial.run_figures]
     if not measured:
@@ -341,20 +343,21 @@ def _every_run(analysis: Analysis, results: Path | None) -> doc.Section | None:
                 units.number(run.images_per_second),
                 units.number(start_up.seconds),
                 units.size(run.peak_bytes),
-                _path(results, record.header.log),
+                _shown_path(results, record.header.log),
             )
             rows.append(row)
-    return _section("Every run", (doc.table(columns, rows_by_trial, label="trial"),))
+    return _folded_section("Every run", (doc.table(columns, rows_by_trial, label="trial"),))
 
 
-def _environment(analysis: Analysis) -> doc.Section | None:
+def _environment_section(analysis: Analysis) -> doc.Section | None:
     """Return a section with a table for each environment in which trials ran, with the number of its trials."""
     environments = [trial.environment.without_clock for trial in analysis.trials.values() if trial.environment]
     tables = [_environment_table(environment, trials) for environment, trials in Counter(environments).items()]
-    return _section("Environment", tables or [doc.Paragraph("No completed run has recorded its environment.")])
+    return _folded_section("Environment", tables or [doc.Paragraph("No completed run has recorded its environment.")])
 
 
 def _environment_table(environment: RunEnvironment, trials: int) -> doc.Table:
+    """Return a table of one environment. `trials`: number of trials that ran in it."""
     columns = (doc.Column("", words=True), doc.Column(units.counted(trials, "trial"), words=True))
     quotas = ", ".join(f"{quota:g} cores" for quota in environment.quotas)
     versions = ", ".join(f"{name} {version}" for name, version in environment.versions)
@@ -372,17 +375,18 @@ def _environment_table(environment: RunEnvironment, trials: int) -> doc.Table:
     return doc.table(columns, rows)
 
 
-def _reproduce(analysis: Analysis) -> doc.Section | None:
+def _reproduction_section(analysis: Analysis) -> doc.Section | None:
     """Return a section on how to reproduce the results: the study's text without secrets, the command, versions."""
     study = without_secrets(analysis.study)
     versions = ", ".join(f"{name} {version or 'not installed'}" for name, version in study.versions.items())
     blocks: list[doc.Block] = [doc.Paragraph(_how_to_reproduce(study)), doc.Code(tuple(study.text.splitlines()))]
     if versions:
         blocks.append(doc.Paragraph(f"Measured with {versions}.", "quiet"))
-    return _section("Reproduce", blocks)
+    return _folded_section("Reproduce", blocks)
 
 
 def _how_to_reproduce(study: StudyRecord) -> str:
+    """Return the steps by which one gets these results again."""
     if study.imported is not None:
         return "Import the same files, with what was told of them: vitscale import FILES; vitscale report RESULTS."
     command = shlex.join(["vitscale", "run", f"{study.name}.toml", *study.overrides])

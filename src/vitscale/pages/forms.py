@@ -50,15 +50,15 @@ def report_files(formats: Sequence[str], output: Path | None) -> ReportFiles:
     """
     suffix = _suffix(output)
     if output is not None and is_record(output):
-        what = f"-o {shown(str(output))} is a file that results are read from"
-        raise RequestError(what, next_step="Name another file with -o, and it stays as it is")
+        message = f"-o {shown(str(output))} is a file that results are read from"
+        raise RequestError(message, next_step="Name another file with -o, and it stays as it is")
     requested = [name.strip().lower() for name in formats] or [_form_of_suffix(suffix)]
     distinct = tuple(dict.fromkeys(requested))
     makes_several_files = len(distinct) > 1 or distinct[0] in (*FIGURE_FORMATS, "trace")
     names_one_file = bool(suffix) and suffix in _FORM_BY_SUFFIX
     if names_one_file and makes_several_files:
-        what = f"-o {shown(str(output))} names one file, and --format {','.join(distinct)} makes several"
-        raise RequestError(what, next_step="Name a folder with -o")
+        message = f"-o {shown(str(output))} names one file, and --format {','.join(distinct)} makes several"
+        raise RequestError(message, next_step="Name a folder with -o")
     return ReportFiles(distinct, output)
 
 

@@ -26,9 +26,9 @@ from vitscale.trial.trial import Trial
 Kept = Literal["yes", "in part", "no", "does not apply"]
 _FEWEST_TO_TEST = 8
 """Fewest runs of a trial for which a test of their distribution has any power."""
-_MOST_CURVES = 12
-_MOST_LEVELS = 20
-_MOST_VERSIONS = 30
+_MOST_CURVES_LISTED = 12
+_MOST_LEVELS_LISTED = 20
+_MOST_VERSIONS_LISTED = 30
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def methods_section(analysis: Analysis, *, folded: bool = True) -> Section:
 
 def checklist(analysis: Analysis) -> tuple[MethodRule, ...]:
     """Judge the twelve rules, in their order; without a completed run none of them is kept."""
-    measured = _measured(analysis)
+    measured = _measured_trials(analysis)
     rules = []
     for number, (asks, judge) in enumerate(_RULES, start=1):
         verdict = judge(analysis, measured) if measured else _Verdict("no", "No run has completed.")
@@ -83,7 +83,7 @@ def checklist(analysis: Analysis) -> tuple[MethodRule, ...]:
     return tuple(rules)
 
 
-def _measured(analysis: Analysis) -> list[TrialResult]:
+def _measured_trials(analysis: Analysis) -> list[TrialResult]:
     """Return the trials with a completed run: all others are left out of this section."""
     return [result for result in analysis.trials.values() if result.run_figures]
 
@@ -96,32 +96,32 @@ def paragraph(analysis: Analysis) -> str:
 
     Facts that no record holds are "not recorded".
     """
-    measured = _measured(analysis)
+    measured = _measured_trials(analysis)
     if not measured:
         return f"No run of {analysis.study.name} has completed, so there is nothing to describe."
-    runs = _range(len(result.run_figures) for result in measured)
+    runs = _range_text(len(result.run_figures) for result in measured)
     return " ".join(
         (
-            _configurations(analysis, measured),
-            _hardware(analysis, measured),
-            f"{_origin(analysis)}. Runs of a trial: {runs}.",
-            f"{_timing(measured)} over runs it is the geometric mean with {_intervals(measured)}.",
-            f"Software: {_software(measured)};",
+            _configurations_clause(analysis, measured),
+            _hardware_sentence(analysis, measured),
+            f"{_origin_clause(analysis)}. Runs of a trial: {runs}.",
+            f"{_timing_sentences(measured)} over runs it is the geometric mean with {_interval_clause(measured)}.",
+            f"Software: {_versions_text(measured)};",
             f"figures by vitscale {program.identity()}.",
         )
     )
 
 
-def _configurations(analysis: Analysis, measured: Sequence[TrialResult]) -> str:
+def _configurations_clause(analysis: Analysis, measured: Sequence[TrialResult]) -> str:
     """Return models, data, precisions and engines: "vit-ti16 on synthetic (32 pixels a side) in fp32: ddp;"."""
-    models = dict.fromkeys(_model(result.trial) for result in measured)
-    data = dict.fromkeys(_data(result.trial) for result in measured)
+    models = dict.fromkeys(_model_name(result.trial) for result in measured)
+    data = dict.fromkeys(_data_name(result.trial) for result in measured)
     precisions = dict.fromkeys(result.trial.train.precision for result in measured)
     engines = dict.fromkeys(curve.name for curve in analysis.curves)
-    return f"{listed(models)} on {listed(data)} in {listed(precisions)}: {listed(engines, _MOST_CURVES)};"
+    return f"{listed(models)} on {listed(data)} in {listed(precisions)}: {listed(engines, _MOST_CURVES_LISTED)};"
 
 
-def _hardware(analysis: Analysis, measured: Sequence[TrialResult]) -> str:
+def _hardware_sentence(analysis: Analysis, measured: Sequence[TrialResult]) -> str:
     """Return "1 and 2 ranks on 1 host; devices: Example CPU; batch policy: weak."."""
     ranks = sorted({result.trial.world.size for result in measured})
     rank_noun = "rank" if ranks == [1] else "ranks"
@@ -133,19 +133,19 @@ def _hardware(analysis: Analysis, measured: Sequence[TrialResult]) -> str:
         devices |= dict.fromkeys(environment.devices)
     modes = dict.fromkeys(curve.mode for curve in analysis.curves)
     return (
-        f"{listed(ranks, _MOST_LEVELS)} {rank_noun} on {listed(hosts)} {host_noun}; "
+        f"{listed(ranks, _MOST_LEVELS_LISTED)} {rank_noun} on {listed(hosts)} {host_noun}; "
         f"devices: {listed(devices) if devices else 'not recorded'}; batch policy: {listed(modes)}."
     )
 
 
-def _origin(analysis: Analysis) -> str:
+def _origin_clause(analysis: Analysis) -> str:
     imported = analysis.study.imported
     if imported is None:
         return "Each run is new processes"
     return "; ".join(("Times come from logs of others", *imported.notes))
 
 
-def _timing(measured: Sequence[TrialResult]) -> str:
+def _timing_sentences(measured: Sequence[TrialResult]) -> str:
     """Return sentences on which steps were timed, and by which figure a run counts as one observation."""
     steps = [run.timed_steps for result in measured for run in result.run_figures]
     if not any(steps):
@@ -156,27 +156,27 @@ def _timing(measured: Sequence[TrialResult]) -> str:
         return "Runs tell images/s alone. A run counts as one observation, by its rate;"
     warmup = sorted({result.trial.window.warmup_steps for result in measured})
     if any(warmup):
-        left_out = f"The first {_range(warmup)} steps of a run are warm-up and in no figure"
+        left_out = f"The first {_range_text(warmup)} steps of a run are warm-up and in no figure"
     else:
         left_out = "No step is left out as warm-up"
-    return f"{left_out}; timed steps of a run: {_range(steps)}. A run counts as one observation, by its mean step;"
+    return f"{left_out}; timed steps of a run: {_range_text(steps)}. A run counts as one observation, by its mean step;"
 
 
-def _software(measured: Sequence[TrialResult]) -> str:
+def _versions_text(measured: Sequence[TrialResult]) -> str:
     versions: dict[str, None] = {}
     for result in measured:
         if result.environment is not None:
             versions |= dict.fromkeys(f"{name} {version}" for name, version in result.environment.versions)
-    return listed(versions, _MOST_VERSIONS) if versions else "not recorded"
+    return listed(versions, _MOST_VERSIONS_LISTED) if versions else "not recorded"
 
 
-def _model(trial: Trial) -> str:
+def _model_name(trial: Trial) -> str:
     name = trial.model_name or "a model that is not named"
     is_of_script = trial.model.unknown and trial.train.script is not None
     return f"the model of {name}" if is_of_script else name
 
 
-def _data(trial: Trial) -> str:
+def _data_name(trial: Trial) -> str:
     """Return the name of the data with the size of its images, which is unknown for a script or an unknown model."""
     if trial.data.name == script.NAME:
         return "images of its own"
@@ -186,7 +186,7 @@ def _data(trial: Trial) -> str:
     return f"{name} ({counted(trial.model.image_size, 'pixel')} a side)"
 
 
-def _range(counts: Iterable[int]) -> str:
+def _range_text(counts: Iterable[int]) -> str:
     """Return the range of one or more counts: "1 to 6", or "3" where all are equal."""
     rising = sorted(counts)
     if rising[0] == rising[-1]:
@@ -194,7 +194,7 @@ def _range(counts: Iterable[int]) -> str:
     return f"{rising[0]:,} to {rising[-1]:,}"
 
 
-def _intervals(measured: Sequence[TrialResult]) -> str:
+def _interval_clause(measured: Sequence[TrialResult]) -> str:
     """Return a clause on the interval over runs, and on how many trials have one."""
     repeated = sum(len(result.run_figures) > 1 for result in measured)
     if not repeated:
@@ -217,7 +217,8 @@ def _listed_or_empty(texts: Sequence[str]) -> str:
     return listed(texts) if texts else ""
 
 
-def _base_case(analysis: Analysis, _: Sequence[TrialResult]) -> _Verdict:
+def _judge_base_case(analysis: Analysis, _: Sequence[TrialResult]) -> _Verdict:
+    """Judge rule 1. The base case is the baseline, on one rank, with a run without a distributed wrapper beside it."""
     curves = [curve for curve in analysis.curves if len(curve.points) > 1]
     if not curves:
         return _NO_SPEEDUP
@@ -228,7 +229,7 @@ def _base_case(analysis: Analysis, _: Sequence[TrialResult]) -> _Verdict:
     if not all(curve.baseline is not None and curve.plain_trial is not None for curve in curves):
         missing.append('the run without a distributed wrapper (engine = "none")')
     kept: Kept = "in part" if missing else "yes"
-    return _Verdict(kept, f"{listed(base_cases, _MOST_CURVES)}.", _listed_or_empty(missing))
+    return _Verdict(kept, f"{listed(base_cases, _MOST_CURVES_LISTED)}.", _listed_or_empty(missing))
 
 
 def _base_case_of_curve(analysis: Analysis, curve: CurveResult) -> str:
@@ -253,7 +254,8 @@ def _time_or_rate(result: TrialResult) -> str:
     return f"{units.seconds(None)} an epoch"
 
 
-def _subsets(analysis: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
+def _judge_subsets(analysis: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
+    """Judge rule 2 by the trials and runs that are in no figure, each of which has a recorded reason."""
     results = list(analysis.trials.values())
     outcomes = Counter(result.outcome or "not run yet" for result in results if not result.run_figures)
     evidence = f"{len(measured)} of {counted(len(results), 'trial')} measured"
@@ -272,7 +274,8 @@ def _subsets(analysis: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
     return _Verdict(_yes_or_in_part(missing), evidence, missing)
 
 
-def _means(_: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
+def _judge_means(_: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
+    """Judge rule 3. Means over runs are geometric here, which keeps the rule in part only."""
     if all(result.has_rates_alone for result in measured):
         evidence = "Rates were told as they are, without the times that they come from."
         return _Verdict("in part", evidence, "the times of steps")
@@ -284,7 +287,8 @@ def _means(_: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
     return _Verdict("in part", evidence, missing)
 
 
-def _ratios(analysis: Analysis, _: Sequence[TrialResult]) -> _Verdict:
+def _judge_ratios(analysis: Analysis, _: Sequence[TrialResult]) -> _Verdict:
+    """Judge rule 4. A speedup is a ratio of mean times, so that the rule is kept wherever there is a speedup."""
     count = sum(_speedups_beside_baseline(curve) for curve in analysis.curves)
     if not count:
         return _NO_SPEEDUP
@@ -296,10 +300,11 @@ def _speedups_beside_baseline(curve: CurveResult) -> int:
     return sum(point.speedup is not None and point != curve.baseline for point in curve.points)
 
 
-def _variation(_: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
-    runs = _range(len(result.run_figures) for result in measured)
+def _judge_variation(_: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
+    """Judge rule 5 by the number of runs of a trial: three or more give an interval."""
+    runs = _range_text(len(result.run_figures) for result in measured)
     run_noun = "run" if runs == "1" else "runs"
-    evidence = f"{runs} {run_noun} of a trial; {_intervals(measured)}."
+    evidence = f"{runs} {run_noun} of a trial; {_interval_clause(measured)}."
     run_once = sum(len(result.run_figures) < 2 for result in measured)
     run_twice = sum(len(result.run_figures) == 2 for result in measured)
     missing = []
@@ -313,7 +318,8 @@ def _variation(_: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
     return _Verdict(kept, evidence, f"{listed(missing)} (measure.repeats)")
 
 
-def _normality(_: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
+def _judge_normality(_: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
+    """Judge rule 6 by a test of the normality that the intervals take for granted."""
     untested = "Intervals take logarithms of times to be normal."
     repeated = [result for result in measured if len(result.run_figures) >= _FEWEST_TO_TEST]
     if not repeated:
@@ -353,12 +359,15 @@ def _p_of_normal_logarithms(results: Iterable[TrialResult]) -> dict[str, float]:
     return p_by_trial
 
 
-def _compared(analysis: Analysis, _: Sequence[TrialResult]) -> _Verdict:
+def _judge_comparisons(analysis: Analysis, _: Sequence[TrialResult]) -> _Verdict:
+    """Judge rule 7 by the pairs of trials that the study compares."""
     if not analysis.comparisons:
         return _Verdict("does not apply", "No configuration is compared with another.")
     count = len(analysis.comparisons)
     pairs = counted(count, "pair")
-    evidence = f"{pairs} by the ratio of mean times and its 95 % interval. {sentences.multiplicity(analysis)}".strip()
+    evidence = (
+        f"{pairs} by the ratio of mean times and its 95 % interval. {sentences.multiplicity_sentence(analysis)}".strip()
+    )
     undecided = sum(pair.result.verdict == "too few repeats to tell" for pair in analysis.comparisons)
     if not undecided:
         return _Verdict("yes", evidence)
@@ -366,7 +375,8 @@ def _compared(analysis: Analysis, _: Sequence[TrialResult]) -> _Verdict:
     return _Verdict(kept, evidence, f"repeats: {undecided} of {pairs} cannot be told apart or alike")
 
 
-def _centre(_: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
+def _judge_tails(_: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
+    """Judge rule 8 by the runs that have enough timed steps for p95 and p99."""
     runs = _all_runs(measured)
     with_tails = sum(run.step_seconds_p99 is not None for run in runs)
     slow_steps = sum(len(run.slow.set_aside) for run in runs)
@@ -388,23 +398,26 @@ def _all_runs(measured: Sequence[TrialResult]) -> list[RunFigures]:
     return runs
 
 
-def _setup(analysis: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
-    levels = "; ".join(f"{field} = {listed(values, _MOST_LEVELS)}" for field, values in _levels(analysis, measured))
+def _judge_setup(analysis: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
+    """Judge rule 9 by the parts of the setup that the records of some trials lack."""
+    levels = "; ".join(
+        f"{field} = {listed(values, _MOST_LEVELS_LISTED)}" for field, values in _swept_levels(analysis, measured)
+    )
     environments = {result.environment.without_clock for result in measured if result.environment is not None}
     evidence = f"Varied: {levels}. {counted(len(environments), 'environment')}, in full under Environment"
     evidence += "; the study file is part of the report." if analysis.study.imported is None else "."
     missing = []
-    for what, is_lacking in _SETUP_GAPS.items():
+    for part, is_lacking in _SETUP_GAPS.items():
         count = sum(is_lacking(result) for result in measured)
         if count:
-            missing.append(f"{what} of {counted(count, 'trial')}")
+            missing.append(f"{part} of {counted(count, 'trial')}")
     if not missing:
         return _Verdict("yes", evidence)
     kept: Kept = "in part" if environments else "no"
     return _Verdict(kept, evidence, listed(missing))
 
 
-def _levels(analysis: Analysis, measured: Sequence[TrialResult]) -> list[tuple[str, list[str]]]:
+def _swept_levels(analysis: Analysis, measured: Sequence[TrialResult]) -> list[tuple[str, list[str]]]:
     """Return pairs of a swept field and its distinct values in order of first use; the last is that of rank counts."""
     values_by_field: dict[str, dict[str, None]] = {}
     for curve in analysis.curves:
@@ -442,7 +455,8 @@ _SETUP_GAPS: dict[str, Callable[[TrialResult], bool]] = {
 """Part of the setup -> whether a trial's records lack it. Without an environment, only the environment is missing."""
 
 
-def _technique(analysis: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
+def _judge_timing(analysis: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
+    """Judge rule 10 by the records on how times were taken, which are incomplete in imported results."""
     runs = _all_runs(measured)
     models = [run.model for run in runs if run.model is not None]
     runs_by_synchronised = Counter(model.synchronised_timing for model in models)
@@ -450,7 +464,7 @@ def _technique(analysis: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
     if all(result.has_rates_alone for result in measured):
         evidence = "Runs tell images/s alone, and not over how many steps; timing synchronises"
     else:
-        steps = _range(run.timed_steps for run in runs)
+        steps = _range_text(run.timed_steps for run in runs)
         evidence = f"{steps} timed steps a run after warm-up; epoch times from {listed(sources)}; timing synchronises"
     evidence += f" the device in {runs_by_synchronised[True]} of {counted(len(models), 'run')}."
     has_script = any(result.trial.train.script for result in measured)
@@ -467,7 +481,8 @@ def _technique(analysis: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
     return _Verdict("in part" if missing else "yes", evidence, _listed_or_empty(missing))
 
 
-def _bounds(analysis: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
+def _judge_upper_bounds(analysis: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
+    """Judge rule 11 by the trials with a measured matrix-multiply rate, an upper bound of what they reach."""
     curves = [curve for curve in analysis.curves if curve.baseline is not None and len(curve.points) > 1]
     resources = [result.resources for result in measured if result.resources is not None]
     with_matmul = sum(record.matmul_flops_per_second is not None for record in resources)
@@ -482,7 +497,8 @@ def _bounds(analysis: Analysis, measured: Sequence[TrialResult]) -> _Verdict:
     return _Verdict(kept, evidence, "the matrix-multiply rate, measured after training")
 
 
-def _plots(analysis: Analysis, _: Sequence[TrialResult]) -> _Verdict:
+def _judge_plots(analysis: Analysis, _: Sequence[TrialResult]) -> _Verdict:
+    """Judge rule 12 by the curves with speedups, which are drawn, and those of them with intervals."""
     speedups_by_curve = []
     for curve in analysis.curves:
         speedups = [point.speedup for point in curve.points if point.speedup is not None]
@@ -501,16 +517,16 @@ def _plots(analysis: Analysis, _: Sequence[TrialResult]) -> _Verdict:
 
 
 _RULES: tuple[tuple[str, Callable[[Analysis, Sequence[TrialResult]], _Verdict]], ...] = (
-    ("With a speedup say what its base case is, and what that takes in absolute terms", _base_case),
-    ("Say why, where only a part of the cases or of the machine is reported", _subsets),
-    ("Average costs arithmetically, rates harmonically", _means),
-    ("Average no ratios, but the costs that they are of", _ratios),
-    ("Say whether values vary, and give intervals where they do", _variation),
-    ("Take nothing to be normal that was not tested", _normality),
-    ("Compare by intervals or tests, not by single figures", _compared),
-    ("Ask whether a mean or median is what matters, or the tails", _centre),
-    ("Write down what was varied over which levels, and all of the setup", _setup),
-    ("Say how times were taken, synchronised and summarised", _technique),
-    ("Show upper bounds beside what was measured", _bounds),
-    ("Plot what it takes to understand, and join points only where what lies between has a meaning", _plots),
+    ("With a speedup say what its base case is, and what that takes in absolute terms", _judge_base_case),
+    ("Say why, where only a part of the cases or of the machine is reported", _judge_subsets),
+    ("Average costs arithmetically, rates harmonically", _judge_means),
+    ("Average no ratios, but the costs that they are of", _judge_ratios),
+    ("Say whether values vary, and give intervals where they do", _judge_variation),
+    ("Take nothing to be normal that was not tested", _judge_normality),
+    ("Compare by intervals or tests, not by single figures", _judge_comparisons),
+    ("Ask whether a mean or median is what matters, or the tails", _judge_tails),
+    ("Write down what was varied over which levels, and all of the setup", _judge_setup),
+    ("Say how times were taken, synchronised and summarised", _judge_timing),
+    ("Show upper bounds beside what was measured", _judge_upper_bounds),
+    ("Plot what it takes to understand, and join points only where what lies between has a meaning", _judge_plots),
 )

@@ -20,7 +20,7 @@ from vitscale import store
 from vitscale.advice.pipeline import Advice
 from vitscale.analysis import Analysis, TrialResult, analyse
 from vitscale.analysis.time.exposure import clocks_ahead, explained_steps, lanes
-from vitscale.base.files import told_if_unwritable
+from vitscale.base.files import unwritable_as_request_error
 from vitscale.base.plugins import answer, known, target
 from vitscale.errors import RequestError, shown, unknown
 from vitscale.pages.answers import counts, terminal_document
@@ -57,18 +57,18 @@ class Reported:
     package_figures: tuple[Figure, ...] = ()
     """Charts from other packages."""
 
-    def text(self, kind: str) -> str:
+    def text(self, form: str) -> str:
         """Return the report as html, md, latex or json; or its methods alone, as Markdown (methods)."""
-        if kind == "json":
+        if form == "json":
             return to_json(self.analysis, self.forecast)
-        if kind == "methods":
+        if form == "methods":
             methods = Document(self.analysis.study.name, (methods_section(self.analysis, folded=False),))
             document = beginning_with_unread(methods, self.analysis.unread)
         else:
             document = report_document(self.analysis, self.forecast, self.advice, self.results, self.package_figures)
-        if kind == "html":
+        if form == "html":
             return to_html(document, brand="vitscale scaling report", subtitle=counts(self.analysis))
-        if kind == "latex":
+        if form == "latex":
             from vitscale.present.latex import to_latex
 
             return to_latex(document)
@@ -77,50 +77,61 @@ class Reported:
         return to_markdown(document)
 
 
-def package_figures(names: Sequence[str], reported: Reported) -> tuple[Figure, ...]:
+def package_figures(chart_names: Sequence[str], reported: Reported) -> tuple[Figure, ...]:
     """Return the figures that charts of other packages (`vitscale.charts`) draw of these results.
+
+    A picture is a file with the name of its figure or view, so that no two figures may have a picture of one name.
 
     Raises:
         RequestError: no package offers one of the charts, one is broken, or two charts draw pictures of the same name,
             one of which would take the other's place.
     """
-    if not names:
+    if not chart_names:
         return ()
-    owner_by_picture: dict[str, str] = {}
+    owner_by_picture_name: dict[str, str] = {}
     for figure in charts(reported.analysis, reported.forecast, reported.advice).values():
-        owner_by_picture |= dict.fromkeys(_picture_names(figure), "vitscale")
+        for picture_name in _picture_names(figure):
+            owner_by_picture_name[picture_name] = "vitscale"
     figures = []
-    for chart in dict.fromkeys(names):
-        drawn = _drawn_by_package(chart, reported.analysis)
-        if drawn is None:
+    for chart_name in dict.fromkeys(chart_names):
+        package_figure = _figure_of_package(chart_name, reported.analysis)
+        if package_figure is None:
             continue
-        owner = f"chart {shown(chart)} ({target('chart', chart)})"
-        _refuse_taken_names(drawn, owner, owner_by_picture)
-        owner_by_picture |= dict.fromkeys(_picture_names(drawn), owner)
-        figures.append(drawn)
+        owner = f"chart {shown(chart_name)} ({target('chart', chart_name)})"
+        _refuse_taken_names(package_figure, owner, owner_by_picture_name)
+        for picture_name in _picture_names(package_figure):
+            owner_by_picture_name[picture_name] = owner
+        figures.append(package_figure)
     return tuple(figures)
 
 
-def _refuse_taken_names(figure: Figure, owner: str, owner_by_picture: Mapping[str, str]) -> None:
-    """Refuse a figure with a picture whose name another figure's has.
+def _refuse_taken_names(figure: Figure, owner: str, owner_by_picture_name: Mapping[str, str]) -> None:
+    """Refuse a figure with a picture whose name a picture of an earlier figure has.
+
+    Args:
+        figure: the figure.
+        owner: who draws it: "chart flux (package.module:function)".
+        owner_by_picture_name: name of each picture of earlier figures -> who draws it.
 
     Raises:
         RequestError: there is such a picture.
     """
     for name in sorted(_picture_names(figure)):
-        if name in owner_by_picture:
-            message = f"{owner} draws {shown(name)}, which is the name of a picture of {owner_by_picture[name]} too"
+        if name in owner_by_picture_name:
+            other_owner = owner_by_picture_name[name]
+            message = f"{owner} draws {shown(name)}, which is the name of a picture of {other_owner} too"
             raise RequestError(message, next_step="Leave it out of --chart; its package has to name it otherwise")
 
 
-def _drawn_by_package(chart: str, analysis: Analysis) -> Figure | None:
+def _figure_of_package(chart_name: str, analysis: Analysis) -> Figure | None:
     """Return the figure of another package's chart; None where it has nothing to draw."""
-    ours: dict[str, Callable[[Analysis], Figure | None]] = {}  # charts of vitscale have no names that --chart takes
-    draw = known("chart", chart, ours, "__call__")
-    return answer("chart", chart, ours, partial(draw, analysis), Figure, type(None))
+    own_charts: dict[str, Callable[[Analysis], Figure | None]] = {}  # vitscale's have no names that --chart takes
+    draw = known("chart", chart_name, own_charts, "__call__")
+    return answer("chart", chart_name, own_charts, partial(draw, analysis), Figure, type(None))
 
 
 def _picture_names(figure: Figure) -> set[str]:
+    """Return the names of a figure and of its views, by which pictures of them are called."""
     return {figure.name, *(view.name for view in figure.views)}
 
 
@@ -149,10 +160,10 @@ def write(
     Raises:
         RequestError: a format is unknown, or a file cannot be written.
     """
-    for kind in formats:
-        if kind not in FORMATS:
-            raise unknown("format", kind, FORMATS)
-    with told_if_unwritable("the report", output or "standard output", "Name another file or folder with -o"):
+    for form in formats:
+        if form not in FORMATS:
+            raise unknown("format", form, FORMATS)
+    with unwritable_as_request_error("the report", output or "standard output", "Name another file or folder with -o"):
         return _write(reported, results, formats, output, to_standard_output=to_standard_output)
 
 
@@ -160,78 +171,79 @@ def _write(
     reported: Reported, results: Path, formats: Sequence[str], output: Path | None, *, to_standard_output: bool
 ) -> list[Path]:
     """Write formats that exist: first tables and texts in the order of `formats`, then pictures, then traces."""
-    places = _places(results, formats, output)
+    targets = _output_targets(results, formats, output)
     written = []
-    for kind in formats:
-        if kind in TABLES:
-            written += _write_tables(reported.analysis, kind, places)
-        elif kind in NAMES:
-            text = reported.text(kind)
-            if output is None and to_standard_output and kind in TO_STANDARD_OUTPUT:
+    for form in formats:
+        if form in TABLES:
+            written += _write_tables(reported.analysis, form, targets)
+        elif form in NAMES:
+            text = reported.text(form)
+            if output is None and to_standard_output and form in TO_STANDARD_OUTPUT:
                 sys.stdout.write(text)
             else:
-                path = places.file or places.folder / NAMES[kind]
+                path = targets.file or targets.folder / NAMES[form]
                 store.write_whole(path, text, make_folder=True)
                 written.append(path)
-    picture_kinds = [kind for kind in formats if kind in FIGURE_FORMATS]
-    if picture_kinds:
-        written += _write_pictures(reported, picture_kinds, places.pictures)
+    picture_formats = [form for form in formats if form in FIGURE_FORMATS]
+    if picture_formats:
+        written += _write_pictures(reported, picture_formats, targets.picture_folder)
     if "trace" in formats:
-        written += _write_traces(reported.analysis, places.traces)
+        written += _write_traces(reported.analysis, targets.trace_folder)
     return written
 
 
-class _Places(NamedTuple):
+class _OutputTargets(NamedTuple):
     """Where the files of a report go."""
 
     folder: Path
     """Folder of texts and tables."""
     file: Path | None
     """The one file that the user named; None: files have their usual names in `folder`."""
-    pictures: Path
-    traces: Path
+    picture_folder: Path
+    trace_folder: Path
 
 
-def _places(results: Path, formats: Sequence[str], output: Path | None) -> _Places:
+def _output_targets(results: Path, formats: Sequence[str], output: Path | None) -> _OutputTargets:
     """Return where files go: into the results folder, or where `output` says. The folder of `output` is made."""
     if output is None:
-        return _Places(results, None, pictures=results / "figures", traces=results / "traces")
+        return _OutputTargets(results, file=None, picture_folder=results / "figures", trace_folder=results / "traces")
     makes_many_files = len(formats) > 1 or formats[0] in (*FIGURE_FORMATS, "trace")
     is_folder = makes_many_files or output.is_dir()
     folder = output if is_folder else output.parent
     folder.mkdir(parents=True, exist_ok=True)
-    return _Places(folder, None if is_folder else output, pictures=output, traces=output)
+    return _OutputTargets(folder, file=None if is_folder else output, picture_folder=output, trace_folder=output)
 
 
-def _write_tables(analysis: Analysis, kind: str, places: _Places) -> list[Path]:
+def _write_tables(analysis: Analysis, form: str, targets: _OutputTargets) -> list[Path]:
     """Write the table of the trials and the table of the runs, as csv or parquet.
 
     Raises:
         RequestError: the file that the user named is a stream, which takes no two files.
     """
-    if places.file is not None and store.is_stream(places.file):
+    file = targets.file
+    if file is not None and store.is_stream(file):
         raise RequestError(
-            f"{shown(str(places.file))} is no folder, and {kind} makes two files",
+            f"{shown(str(file))} is no folder, and {form} makes two files",
             next_step="Name a file or a folder with -o",
         )
-    trials_path = places.folder / f"trials.{kind}"
-    runs_path = places.folder / f"runs.{kind}"
-    if places.file is not None:
-        trials_path = places.file
-        runs_path = places.file.with_name(f"{places.file.stem}-runs{places.file.suffix}")
-    store.write_whole(trials_path, to_table(trial_rows(analysis), kind, {}), make_folder=True)
-    store.write_whole(runs_path, to_table(run_rows(analysis), kind, run_columns(analysis)), make_folder=True)
+    trials_path = targets.folder / f"trials.{form}"
+    runs_path = targets.folder / f"runs.{form}"
+    if file is not None:
+        trials_path = file
+        runs_path = file.with_name(f"{file.stem}-runs{file.suffix}")
+    store.write_whole(trials_path, to_table(trial_rows(analysis), form, {}), make_folder=True)
+    store.write_whole(runs_path, to_table(run_rows(analysis), form, run_columns(analysis)), make_folder=True)
     return [trials_path, runs_path]
 
 
-def _write_pictures(reported: Reported, kinds: Sequence[str], folder: Path) -> list[Path]:
-    """Write each view of each figure in each of the picture formats `kinds`."""
+def _write_pictures(reported: Reported, formats: Sequence[str], folder: Path) -> list[Path]:
+    """Write each view of each figure in each of these picture formats."""
     figures = (*charts(reported.analysis, reported.forecast, reported.advice).values(), *reported.package_figures)
     views: list[FigureView] = []
     for figure in figures:
         views += figure.views
     written = []
-    for name, content in pictures(views, kinds):
+    for name, content in pictures(views, formats):
         store.write_whole(folder / name, content, make_folder=True)
         written.append(folder / name)
     return written
@@ -266,6 +278,7 @@ class _ExplainedRun(NamedTuple):
 
 
 def _first_explained_run(result: TrialResult) -> _ExplainedRun | None:
+    """Return the first run of a trial with explained steps after its slow beginning; None where no run has any."""
     for run, figures in zip(result.recorded_runs, result.run_figures, strict=True):
         steady_from = figures.steady_from or 0
         steps = [step for step in explained_steps(run) if step >= steady_from]
@@ -278,8 +291,8 @@ def _step_trace(analysis: Analysis, result: TrialResult, explained: _ExplainedRu
     """Return the trace of a run's explained steps, made one step at a time."""
     from vitscale.profiles.step_trace import step_trace
 
-    about = _about_run(analysis, result, explained.run)
-    return step_trace(about, (_rank_steps(explained.run, step) for step in explained.steps))
+    run_facts = _run_facts(analysis, result, explained.run)
+    return step_trace(run_facts, (_rank_steps(explained.run, step) for step in explained.steps))
 
 
 def _rank_steps(run: Run, step: int) -> list[RankStep]:
@@ -300,7 +313,7 @@ def _rank_steps(run: Run, step: int) -> list[RankStep]:
     return rank_steps
 
 
-def _about_run(analysis: Analysis, result: TrialResult, run: Run) -> dict[str, Any]:
+def _run_facts(analysis: Analysis, result: TrialResult, run: Run) -> dict[str, Any]:
     """Return the head of a trace: the facts on its run, which an import of the trace reads again."""
     trial = result.trial
     train = trial.train

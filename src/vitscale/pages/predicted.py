@@ -19,11 +19,12 @@ from vitscale.present.data import attributes
 from vitscale.present.document import Block, Bullets, Cell, Column, Document, Row, Section, Table, table
 from vitscale.present.estimate import Estimate
 
-_NEVER = "never"
-_LIKELY_ENOUGH = 0.05
+_NEVER_ENDS = "never"
+"""In place of a time to finish where failures are too frequent for the work to end."""
+_IMPORTANT_OOM_CHANCE = 0.05
 """Chance of running out of memory from which it is shown unfolded."""
 
-_UNSCALED = units.Unit(1.0, "")
+_NO_UNIT = units.Unit(1.0, "")
 
 
 class _PredictionColumn(NamedTuple):
@@ -54,31 +55,37 @@ def predict_document(forecast: Forecast, finishes: Sequence[Finish] = (), remark
         finishes: the time to finish of each prediction; empty where that was not requested.
         remarks: blocks that stand before the answer.
     """
-    predictions = forecast.predictions
-    tables = [_table(forecast, _time_columns(predictions), notes=(prediction_words.INTERVALS_MEANING,))]
-    if finishes:
-        tables.append(_finish_table(forecast, finishes))
-    is_folded = not any(map(_has_telling_resources, predictions))
-    tables.append(_table(forecast, _RESOURCES, title="Memory, energy and cost", folded=is_folded))
-    blocks: list[Block] = [*remarks.blocks, *filter(_has_figures, tables)]
+    time_table = _predictions_table(
+        forecast, _time_columns(forecast.predictions), notes=(prediction_words.INTERVALS_MEANING,)
+    )
+    finish_tables = [_finish_table(forecast, finishes)] if finishes else []
+    tables = [time_table, *finish_tables, _resource_table(forecast)]
+    blocks: list[Block] = [*remarks.blocks]
+    blocks += [shown for shown in tables if _has_figures(shown)]
     sentences = (
-        *prediction_words.traces(forecast),
-        *prediction_words.left_out(forecast.left_out),
-        *prediction_words.scores(forecast),
+        *prediction_words.trace_sentences(forecast),
+        *prediction_words.left_out_sentences(forecast.left_out),
+        *prediction_words.score_sentences(forecast),
     )
     if sentences:
         blocks.append(Bullets(sentences))
-    steps = _table(forecast, _STEP, title="What a step is made of", folded=True)
-    if _has_figures(steps):
-        blocks.append(steps)
+    step_table = _predictions_table(forecast, _STEP_COLUMNS, title="What a step is made of", folded=True)
+    if _has_figures(step_table):
+        blocks.append(step_table)
     blocks.append(_foundations(forecast))
-    next_measurement = prediction_words.measure_next(predictions)
-    return Document("", tuple(blocks), (next_measurement,) if next_measurement else ())
+    next_measurement = prediction_words.next_measurement(forecast.predictions)
+    return Document("", tuple(blocks), last=(next_measurement,) if next_measurement else ())
 
 
-def _has_telling_resources(prediction: Prediction) -> bool:
+def _resource_table(forecast: Forecast) -> Table:
+    """Return the table of memory, energy and cost, folded unless some prediction makes it worth reading."""
+    is_folded = not any(_has_important_resources(prediction) for prediction in forecast.predictions)
+    return _predictions_table(forecast, _RESOURCE_COLUMNS, title="Memory, energy and cost", folded=is_folded)
+
+
+def _has_important_resources(prediction: Prediction) -> bool:
     """Whether a prediction has a cost, which was requested, or may run out of memory."""
-    return prediction.cost_per_epoch is not None or (prediction.oom_chance or 0.0) >= _LIKELY_ENOUGH
+    return prediction.cost_per_epoch is not None or (prediction.oom_chance or 0.0) >= _IMPORTANT_OOM_CHANCE
 
 
 def _has_figures(table: Table) -> bool:
@@ -90,27 +97,27 @@ def _foundations(forecast: Forecast) -> Section:
     """Return a section on what the figures rest on: measurements, assumptions, the network, and labels."""
     predictions = forecast.predictions
     sentences = (
-        *_measured(forecast),
-        *prediction_words.assumptions(predictions),
-        prediction_words.network(forecast.evidence),
-        *prediction_words.unavailable(predictions),
-        *prediction_words.labels(predictions),
+        *_measured_sentences(forecast),
+        *prediction_words.assumption_sentences(predictions),
+        prediction_words.network_sentence(forecast.evidence),
+        *prediction_words.unavailable_sentences(predictions),
+        *prediction_words.label_sentences(predictions),
     )
     return Section("What this rests on", (Bullets(sentences),), folded=True)
 
 
-def _measured(forecast: Forecast) -> list[str]:
+def _measured_sentences(forecast: Forecast) -> list[str]:
     """Return a sentence for each predicted series of which there is evidence: "ddp: measured on 1 rank, 1 host."."""
     series_by_name = {series.name: series for series in forecast.evidence.series}
     shown_names = prediction_words.names_with_engine(forecast.evidence)
     sentences = []
     for name in dict.fromkeys(prediction.series for prediction in forecast.predictions):
         if name in series_by_name:
-            sentences.append(f"{shown_names[name]}: {prediction_words.measured(series_by_name[name])}.")
+            sentences.append(f"{shown_names[name]}: {prediction_words.measured_counts(series_by_name[name])}.")
     return sentences
 
 
-def _table(
+def _predictions_table(
     forecast: Forecast,
     columns: Sequence[_PredictionColumn],
     notes: Sequence[str] = (),
@@ -127,9 +134,9 @@ def _table(
     for prediction in forecast.predictions:
         shown_name = shown_names.get(prediction.series, prediction.series)
         series_title = _series_title(prediction, shown_name, series_by_name.get(prediction.series))
-        cells = (Cell(f"{prediction.gpus:,}"), *(shown.cell(prediction) for shown in columns))
+        cells = (Cell(f"{prediction.gpus:,}"), *(column.cell(prediction) for column in columns))
         rows_by_series.setdefault(series_title, []).append(cells)
-    headings = (Column("ranks"), *(shown.column for shown in columns))
+    headings = (Column("ranks"), *(column.column for column in columns))
     if len(rows_by_series) == 1:
         ((only_series, rows),) = rows_by_series.items()
         return table(headings, rows, title=title or only_series, notes=notes, folded=folded)
@@ -138,12 +145,12 @@ def _table(
 
 def _series_title(prediction: Prediction, shown_name: str, series: Series | None) -> str:
     """Name the series of a prediction, and what the prediction changes in it: "ddp, weak; with micro_batch 16"."""
-    title = prediction_words.title(shown_name, prediction.mode)
-    changed = prediction_words.changed(prediction, series) if series is not None else ""
+    title = prediction_words.series_title(shown_name, prediction.mode)
+    changed = prediction_words.changed_settings(prediction, series) if series is not None else ""
     return f"{title}; {changed}" if changed else title
 
 
-def _estimate(estimate: Estimate | None, unit: units.Unit | None = None, *, with_bounds: bool = True) -> Cell:
+def _estimate_cell(estimate: Estimate | None, unit: units.Unit | None = None, *, with_bounds: bool = True) -> Cell:
     """Return a cell with a figure and the interval of its mean.
 
     Args:
@@ -161,18 +168,18 @@ def _estimate(estimate: Estimate | None, unit: units.Unit | None = None, *, with
     return Cell(f"{shown_unit.text(estimate.value)} {shown_unit.sign}".strip(), bounds)
 
 
-def _part(estimate: Estimate | None) -> Cell:
+def _part_cell(estimate: Estimate | None) -> Cell:
     """Return a cell with a part of a step, without its interval."""
-    return _estimate(estimate, with_bounds=False)
+    return _estimate_cell(estimate, with_bounds=False)
 
 
-def _rare_part(estimate: Estimate | None) -> Cell:
+def _rare_part_cell(estimate: Estimate | None) -> Cell:
     """Return a cell with a part that few steps have: a dash where it is 0, so that a column of 0s is left out."""
-    return _part(estimate if estimate is not None and estimate.value else None)
+    return _part_cell(estimate if estimate is not None and estimate.value else None)
 
 
-def _one_run(estimate: Estimate | None, unit: units.Unit | None = None) -> Cell:
-    """Return a cell with the interval of one future run; `unit` as for `_estimate`."""
+def _one_run_cell(estimate: Estimate | None, unit: units.Unit | None = None) -> Cell:
+    """Return a cell with the interval of one future run; `unit` as for `_estimate_cell`."""
     if estimate is None or estimate.future_low == estimate.future_high:
         return Cell(units.UNKNOWN)
     shown_unit = unit or units.time_unit([estimate.value])
@@ -180,7 +187,7 @@ def _one_run(estimate: Estimate | None, unit: units.Unit | None = None) -> Cell:
     return Cell(f"{interval} {shown_unit.sign}".strip())
 
 
-def _figure(estimate: Estimate | None, form: Callable[[float], str] = units.number) -> Cell:
+def _figure_cell(estimate: Estimate | None, form: Callable[[float], str] = units.number) -> Cell:
     """Return a cell with a figure without its interval."""
     return Cell(units.UNKNOWN if estimate is None else form(estimate.value))
 
@@ -198,50 +205,52 @@ def _time_columns(predictions: Sequence[Prediction]) -> list[_PredictionColumn]:
     has_epochs = any(prediction.epoch_seconds is not None for prediction in predictions)
     has_rates_alone = not has_epochs and all("step_seconds" in prediction.reasons for prediction in predictions)
     if has_epochs:
-        one_run = _PredictionColumn(Column("epoch, one run"), lambda p: _one_run(p.epoch_seconds))
+        one_run = _PredictionColumn(Column("epoch, one run"), lambda p: _one_run_cell(p.epoch_seconds))
     elif has_rates_alone:
-        one_run = _PredictionColumn(Column("images/s, one run"), lambda p: _one_run(p.images_per_second, _UNSCALED))
+        one_run = _PredictionColumn(Column("images/s, one run"), lambda p: _one_run_cell(p.images_per_second, _NO_UNIT))
     else:
-        one_run = _PredictionColumn(Column("step, one run"), lambda p: _one_run(_step_seconds(p)))
+        one_run = _PredictionColumn(Column("step, one run"), lambda p: _one_run_cell(_step_seconds(p)))
     columns = [
         _PredictionColumn(Column("hosts"), lambda p: Cell(f"{p.nodes:,}")),
-        _PredictionColumn(Column("step"), lambda p: _estimate(_step_seconds(p), with_bounds=not has_epochs)),
-        _PredictionColumn(Column("epoch"), lambda p: _estimate(p.epoch_seconds)),
+        _PredictionColumn(Column("step"), lambda p: _estimate_cell(_step_seconds(p), with_bounds=not has_epochs)),
+        _PredictionColumn(Column("epoch"), lambda p: _estimate_cell(p.epoch_seconds)),
     ]
     if has_rates_alone:
-        columns.append(_PredictionColumn(Column("images/s"), lambda p: _estimate(p.images_per_second, _UNSCALED)))
+        columns.append(_PredictionColumn(Column("images/s"), lambda p: _estimate_cell(p.images_per_second, _NO_UNIT)))
     return [
         *columns,
         one_run,
-        _PredictionColumn(Column("efficiency", narrow="eff."), lambda p: _figure(p.efficiency, units.share)),
+        _PredictionColumn(Column("efficiency", narrow="eff."), lambda p: _figure_cell(p.efficiency, units.share)),
         _PredictionColumn(Column("label", words=True), lambda p: Cell(p.label)),
     ]
 
 
-def _rest(prediction: Prediction) -> Estimate | None:
+def _rest_seconds(prediction: Prediction) -> Estimate | None:
     """Return the time of a step that is in none of its parts; None where it is negligible."""
     return known(prediction, "rest_seconds") if prediction_words.has_rest(prediction) else None
 
 
-def _joules(joules: float) -> str:
+def _joules_text(joules: float) -> str:
     return units.rate(joules, "J")
 
 
-_STEP = [
-    _PredictionColumn(Column("images/s"), lambda p: _figure(p.images_per_second)),
-    _PredictionColumn(Column("speedup"), lambda p: _figure(p.speedup)),
-    _PredictionColumn(Column("compute"), lambda p: _part(known(p, "compute_seconds"))),
-    _PredictionColumn(Column("exposed wait"), lambda p: _part(known(p, "wait_seconds"))),
-    _PredictionColumn(Column("exposed wire"), lambda p: _part(known(p, "wire_seconds"))),
-    _PredictionColumn(Column("synchronised norm", narrow="sync. norm"), lambda p: _rare_part(known(p, "norm_seconds"))),
-    _PredictionColumn(Column("bubble"), lambda p: _rare_part(known(p, "bubble_seconds"))),
-    _PredictionColumn(Column("the rest"), lambda p: _rare_part(_rest(p))),
+_STEP_COLUMNS = [
+    _PredictionColumn(Column("images/s"), lambda p: _figure_cell(p.images_per_second)),
+    _PredictionColumn(Column("speedup"), lambda p: _figure_cell(p.speedup)),
+    _PredictionColumn(Column("compute"), lambda p: _part_cell(known(p, "compute_seconds"))),
+    _PredictionColumn(Column("exposed wait"), lambda p: _part_cell(known(p, "wait_seconds"))),
+    _PredictionColumn(Column("exposed wire"), lambda p: _part_cell(known(p, "wire_seconds"))),
+    _PredictionColumn(
+        Column("synchronised norm", narrow="sync. norm"), lambda p: _rare_part_cell(known(p, "norm_seconds"))
+    ),
+    _PredictionColumn(Column("bubble"), lambda p: _rare_part_cell(known(p, "bubble_seconds"))),
+    _PredictionColumn(Column("the rest"), lambda p: _rare_part_cell(_rest_seconds(p))),
 ]
-_RESOURCES = [
+_RESOURCE_COLUMNS = [
     _PredictionColumn(Column("memory"), lambda p: Cell(units.size(p.memory_bytes))),
-    _PredictionColumn(Column("OOM chance"), lambda p: Cell(prediction_words.chance(p.oom_chance))),
-    _PredictionColumn(Column("energy an epoch"), lambda p: _figure(p.joules_per_epoch, _joules)),
-    _PredictionColumn(Column("cost an epoch"), lambda p: _figure(p.cost_per_epoch, units.money)),
+    _PredictionColumn(Column("OOM chance"), lambda p: Cell(prediction_words.chance_text(p.oom_chance))),
+    _PredictionColumn(Column("energy an epoch"), lambda p: _figure_cell(p.joules_per_epoch, _joules_text)),
+    _PredictionColumn(Column("cost an epoch"), lambda p: _figure_cell(p.cost_per_epoch, units.money)),
 ]
 
 
@@ -272,15 +281,15 @@ def _finish_table(forecast: Forecast, finishes: Sequence[Finish]) -> Table:
 
     columns = [
         column("epochs alone", lambda finish: units.seconds(finish.work_seconds)),
-        column("to finish", _wall_time),
-        column("90 % for one run", _finish_bounds),
+        column("to finish", _wall_time_text),
+        column("90 % for one run", _finish_bounds_text),
         column("failures", lambda finish: units.number(finish.failures, 2)),
         column("lost", lambda finish: units.percent(finish.lost_share)),
         column("checkpoint every", lambda finish: units.seconds(finish.checkpoint_interval_seconds)),
         column("cost", lambda finish: units.money(finish.cost)),
     ]
     title = f"Time to finish {units.counted(finishes[0].epochs, 'epoch')} (prior-driven)"
-    return _table(forecast, columns, _finish_notes(forecast, finishes), title)
+    return _predictions_table(forecast, columns, _finish_notes(forecast, finishes), title)
 
 
 def _finish_notes(forecast: Forecast, finishes: Sequence[Finish]) -> tuple[str, ...]:
@@ -298,18 +307,18 @@ def _finish_notes(forecast: Forecast, finishes: Sequence[Finish]) -> tuple[str, 
     return tuple(dict.fromkeys(notes))
 
 
-def _wall_time(finish: Finish) -> str:
+def _wall_time_text(finish: Finish) -> str:
     """Return the time to finish; "never" where failures are too frequent for the work to end."""
     is_never = finish.wall_seconds is None and finish.work_seconds
-    return _NEVER if is_never else units.seconds(finish.wall_seconds)
+    return _NEVER_ENDS if is_never else units.seconds(finish.wall_seconds)
 
 
-def _finish_bounds(finish: Finish) -> str:
+def _finish_bounds_text(finish: Finish) -> str:
     """Return the interval of the time to finish, in the unit of its upper end; "never" for an end that is unknown."""
     if finish.work_seconds is None:
         return units.UNKNOWN
     if finish.low is None or finish.high is None:
-        low = _NEVER if finish.low is None else units.seconds(finish.low)
-        return f"{low}{units.DASH}{_NEVER}"
+        low = _NEVER_ENDS if finish.low is None else units.seconds(finish.low)
+        return f"{low}{units.DASH}{_NEVER_ENDS}"
     unit = units.time_unit([finish.high])
     return f"{units.bounds(finish.low, finish.high, unit.text)} {unit.sign}"

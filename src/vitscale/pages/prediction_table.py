@@ -21,10 +21,10 @@ from vitscale.present.document import Cell, Column, Table, table
 from vitscale.present.estimate import Estimate
 from vitscale.trial.trial import Mode
 
-_WIDE_RANGE = 100
+_WIDE_TIME_RATIO = 100
 """Largest over smallest time from which a unit that suits the largest shows too little of the smallest."""
-_GIB = 2**30
-_MIB = 2**20
+_BYTES_PER_GIB = 2**30
+_BYTES_PER_MIB = 2**20
 
 
 class _SeriesKey(NamedTuple):
@@ -34,7 +34,7 @@ class _SeriesKey(NamedTuple):
     mode: Mode
 
 
-class _Figures(NamedTuple):
+class _FigureColumn(NamedTuple):
     """One column of a table: a figure at all rank counts, in the order of the predictions."""
 
     column: Column
@@ -59,7 +59,7 @@ def prediction_tables(forecast: Forecast) -> PredictionTables:
     by_series: dict[_SeriesKey, list[Prediction]] = {}
     for prediction in forecast.predictions:
         by_series.setdefault(_SeriesKey(prediction.series, prediction.mode), []).append(prediction)
-    tables = [_table(predictions, forecast) for predictions in by_series.values()]
+    tables = [_series_table(predictions, forecast) for predictions in by_series.values()]
     shared_notes = _shared_notes(tables)
     without_shared = []
     for series_table in tables:
@@ -78,18 +78,18 @@ def _shared_notes(tables: Sequence[Table]) -> tuple[str, ...]:
     return tuple(shared)
 
 
-def _table(predictions: Sequence[Prediction], forecast: Forecast) -> Table:
+def _series_table(predictions: Sequence[Prediction], forecast: Forecast) -> Table:
     """Return the table of one series; `predictions` has at least one."""
-    figures = _all_figures(predictions)
+    figures = _all_columns(predictions)
     notes = (
-        *prediction_words.assumptions(predictions),
-        prediction_words.measure_next(predictions),
-        *prediction_words.unavailable(predictions),
+        *prediction_words.assumption_sentences(predictions),
+        prediction_words.next_measurement(predictions),
+        *prediction_words.unavailable_sentences(predictions),
     )
     return table(
         columns=tuple(figure.column for figure in figures),
         rows=list(zip(*(figure.cells for figure in figures), strict=True)),
-        title=_title(predictions[0], _series_named(predictions[0].series, forecast)),
+        title=_table_title(predictions[0], _series_named(predictions[0].series, forecast)),
         notes=[note for note in notes if note],
         folded=True,
     )
@@ -102,38 +102,38 @@ def _series_named(name: str, forecast: Forecast) -> Series | None:
     return None
 
 
-def _title(prediction: Prediction, series: Series | None) -> str:
+def _table_title(prediction: Prediction, series: Series | None) -> str:
     """Return the name of a series, what the predictions change in it, and where it was measured.
 
     Where there is no evidence of the series, it is the name alone.
     """
-    name = prediction_words.title(prediction.series, prediction.mode)
+    name = prediction_words.series_title(prediction.series, prediction.mode)
     if series is None:
         return name
-    changed = prediction_words.changed(prediction, series)
+    changed = prediction_words.changed_settings(prediction, series)
     name_and_changes = f"{name}; {changed}" if changed else name
-    return f"{name_and_changes}: {prediction_words.measured(series)}"
+    return f"{name_and_changes}: {prediction_words.measured_counts(series)}"
 
 
-def _all_figures(predictions: Sequence[Prediction]) -> list[_Figures]:
+def _all_columns(predictions: Sequence[Prediction]) -> list[_FigureColumn]:
     """Return the columns of a table, in their order."""
     ranks = [Cell(sentences.ranks_on_hosts(prediction.trial.world)) for prediction in predictions]
     efficiencies = [prediction.efficiency for prediction in predictions]
-    oom_chances = [Cell(prediction_words.chance(prediction.oom_chance)) for prediction in predictions]
+    oom_chances = [Cell(prediction_words.chance_text(prediction.oom_chance)) for prediction in predictions]
     labels = [Cell(prediction.label) for prediction in predictions]
     return [
-        _Figures(Column("ranks"), ranks),
-        _times("step", [known(prediction, "step_seconds") for prediction in predictions]),
-        _times("epoch", [prediction.epoch_seconds for prediction in predictions]),
-        _figures("images/s", [prediction.images_per_second for prediction in predictions]),
-        _figures("speedup", [prediction.speedup for prediction in predictions]),
-        _figures("efficiency", efficiencies, show=prediction_words.efficiency),
-        *_step_parts(predictions),
-        _memory([prediction.memory_bytes for prediction in predictions]),
-        _Figures(Column("chance of OOM"), oom_chances),
-        _energy([prediction.joules_per_epoch for prediction in predictions]),
-        _figures("cost/epoch", [prediction.cost_per_epoch for prediction in predictions]),
-        _Figures(Column("label", words=True), labels),
+        _FigureColumn(Column("ranks"), ranks),
+        _time_column("step", [known(prediction, "step_seconds") for prediction in predictions]),
+        _time_column("epoch", [prediction.epoch_seconds for prediction in predictions]),
+        _figure_column("images/s", [prediction.images_per_second for prediction in predictions]),
+        _figure_column("speedup", [prediction.speedup for prediction in predictions]),
+        _figure_column("efficiency", efficiencies, show=prediction_words.efficiency_text),
+        *_step_part_columns(predictions),
+        _memory_column([prediction.memory_bytes for prediction in predictions]),
+        _FigureColumn(Column("chance of OOM"), oom_chances),
+        _energy_column([prediction.joules_per_epoch for prediction in predictions]),
+        _figure_column("cost/epoch", [prediction.cost_per_epoch for prediction in predictions]),
+        _FigureColumn(Column("label", words=True), labels),
     ]
 
 
@@ -143,27 +143,27 @@ def known(predicted: Prediction, field: str) -> Estimate | None:
     return figure
 
 
-def _memory(sizes: Sequence[int | None]) -> _Figures:
+def _memory_column(sizes: Sequence[int | None]) -> _FigureColumn:
     """Return the column of memory in GiB, or in MiB where the largest is below 1 GiB."""
     largest = max((size for size in sizes if size is not None), default=0)
-    unit = units.Unit(1 / _GIB, "GiB") if largest >= _GIB else units.Unit(1 / _MIB, "MiB")
-    return _Figures(Column("memory", unit.sign), [Cell(unit.text(size)) for size in sizes])
+    unit = units.Unit(1 / _BYTES_PER_GIB, "GiB") if largest >= _BYTES_PER_GIB else units.Unit(1 / _BYTES_PER_MIB, "MiB")
+    return _FigureColumn(Column("memory", unit.sign), [Cell(unit.text(size)) for size in sizes])
 
 
-def _times(name: str, estimates: Sequence[Estimate | None]) -> _Figures:
+def _time_column(name: str, estimates: Sequence[Estimate | None]) -> _FigureColumn:
     """Return a column of times in one unit."""
     unit = _time_unit([estimate.value for estimate in estimates if estimate is not None])
-    return _figures_in_unit(name, estimates, unit)
+    return _column_in_unit(name, estimates, unit)
 
 
 def _time_unit(seconds: Sequence[float]) -> units.Unit:
     """Return the unit that suits the largest time; where times range widely, that of their geometric middle."""
-    if not seconds or max(seconds) <= _WIDE_RANGE * min(seconds):
+    if not seconds or max(seconds) <= _WIDE_TIME_RATIO * min(seconds):
         return units.time_unit(seconds)
     return units.time_unit([math.sqrt(min(seconds) * max(seconds))])
 
 
-def _step_parts(predictions: Sequence[Prediction]) -> list[_Figures]:
+def _step_part_columns(predictions: Sequence[Prediction]) -> list[_FigureColumn]:
     """Return a column for each part of a step, all in one unit, so that they can be compared.
 
     Rare parts are left out where no prediction has any.
@@ -190,29 +190,31 @@ def _step_parts(predictions: Sequence[Prediction]) -> list[_Figures]:
     for estimates in parts.values():
         seconds += _positive_values(estimates)
     unit = _time_unit(seconds)
-    return [_figures_in_unit(name, estimates, unit) for name, estimates in parts.items()]
+    return [_column_in_unit(name, estimates, unit) for name, estimates in parts.items()]
 
 
 def _positive_values(estimates: Iterable[Estimate | None]) -> list[float]:
     return [estimate.value for estimate in estimates if estimate is not None and estimate.value > 0]
 
 
-def _energy(estimates: Sequence[Estimate | None]) -> _Figures:
+def _energy_column(estimates: Sequence[Estimate | None]) -> _FigureColumn:
     """Return the column of energy in the unit that suits the largest."""
     largest = max((estimate.value for estimate in estimates if estimate is not None), default=0.0)
     energy_unit = prediction_words.energy_unit(largest)
-    return _figures_in_unit("energy/epoch", estimates, units.Unit(1 / energy_unit.joules, energy_unit.sign))
+    return _column_in_unit("energy/epoch", estimates, units.Unit(1 / energy_unit.joules, energy_unit.sign))
 
 
-def _figures_in_unit(name: str, estimates: Sequence[Estimate | None], unit: units.Unit) -> _Figures:
+def _column_in_unit(name: str, estimates: Sequence[Estimate | None], unit: units.Unit) -> _FigureColumn:
     """Return a column of figures, given in a base unit (seconds, joules), in `unit`, which its heading has."""
     scaled = [estimate.times(unit.factor) if estimate is not None else None for estimate in estimates]
-    return _Figures(Column(name, unit.sign), _figures(name, scaled).cells)
+    return _FigureColumn(Column(name, unit.sign), _figure_column(name, scaled).cells)
 
 
-def _figures(name: str, estimates: Sequence[Estimate | None], show: Callable[[float], str] = units.number) -> _Figures:
+def _figure_column(
+    name: str, estimates: Sequence[Estimate | None], show: Callable[[float], str] = units.number
+) -> _FigureColumn:
     """Return a column of figures with the intervals of the mean and of one run; a dash for unknown ones."""
-    return _Figures(Column(name), [_estimate_cell(estimate, show) for estimate in estimates])
+    return _FigureColumn(Column(name), [_estimate_cell(estimate, show) for estimate in estimates])
 
 
 def _estimate_cell(estimate: Estimate | None, show: Callable[[float], str]) -> Cell:
@@ -224,7 +226,7 @@ def _estimate_cell(estimate: Estimate | None, show: Callable[[float], str]) -> C
 def scores(forecast: Forecast) -> list[JsonObject]:
     """Return how well such predictions did, where this is known, as objects of the JSON."""
     mode_by_series = {series.name: series.mode for series in forecast.evidence.series}
-    return [_score(score, mode_by_series.get(score.series)) for score in forecast.scores]
+    return [_score_object(score, mode_by_series.get(score.series)) for score in forecast.scores]
 
 
 def prediction(predicted: Prediction) -> JsonObject:
@@ -243,17 +245,19 @@ def prediction(predicted: Prediction) -> JsonObject:
         "global_batch": predicted.trial.global_batch,
         "image_size": predicted.trial.model.image_size,
         **attributes(predicted, "images", "steps_per_epoch"),
-        **_estimates(predicted, "epoch_seconds", "step_seconds", "images_per_second", "speedup", "efficiency"),
-        **_estimates(predicted, *(f"{part}_seconds" for part in ("compute", "wait", "wire", "norm", "bubble", "rest"))),
+        **_estimate_fields(predicted, "epoch_seconds", "step_seconds", "images_per_second", "speedup", "efficiency"),
+        **_estimate_fields(
+            predicted, *(f"{part}_seconds" for part in ("compute", "wait", "wire", "norm", "bubble", "rest"))
+        ),
         **attributes(predicted, "memory_bytes", "memory_capacity_bytes", "oom_chance"),
-        **_estimates(predicted, "joules_per_epoch", "cost_per_epoch", "startup_seconds"),
+        **_estimate_fields(predicted, "joules_per_epoch", "cost_per_epoch", "startup_seconds"),
         "effective_draws": round(predicted.effective_draws),
         "assumptions": [asdict(assumption) for assumption in predicted.assumptions],
         "reasons": dict(predicted.reasons),
     }
 
 
-def _estimates(predicted: Prediction, *names: str) -> dict[str, float | None]:
+def _estimate_fields(predicted: Prediction, *names: str) -> dict[str, float | None]:
     """Return these figures with the intervals of a future run (`_low`, `_high`) and of the mean (`_mean_low`, ...)."""
     fields: dict[str, float | None] = {}
     for name in names:
@@ -266,11 +270,11 @@ def _estimates(predicted: Prediction, *names: str) -> dict[str, float | None]:
     return fields
 
 
-def _score(score: Score, mode: Mode | None) -> JsonObject:
+def _score_object(score: Score, mode: Mode | None) -> JsonObject:
     """Return one score with its sentence; `mode` is that of its series, None where there is no evidence of it."""
     return {
         **asdict(score),
         "fitted_gpus": list(score.fitted_gpus),
         "held_out_gpus": list(score.held_out_gpus),
-        "sentence": prediction_words.score(score, mode),
+        "sentence": prediction_words.score_sentence(score, mode),
     }

@@ -56,7 +56,7 @@ _UNKNOWN_ENGINE = engine_name(TrainSpec.model_construct(engine="unknown"))
 """The name of a series whose import did not tell its engine."""
 
 
-def measured(series: Series) -> str:
+def measured_counts(series: Series) -> str:
     """Return the rank counts, hosts and traces of a series: "measured on 1, 2 and 4 ranks, 1 host"."""
     counts = _counted(sorted({point.gpus for point in series.points}))
     rank_noun = "rank" if counts == "1" else "ranks"
@@ -71,7 +71,7 @@ def measured(series: Series) -> str:
     return f"{text}, in {counted(trace_steps, 'step')} of {traces}, profiler attached"
 
 
-def traces(forecast: Forecast) -> tuple[str, ...]:
+def trace_sentences(forecast: Forecast) -> tuple[str, ...]:
     """Return a sentence that predictions rest on traces alone, and what these cannot show.
 
     Empty where a point of the predicted series was measured otherwise.
@@ -113,12 +113,12 @@ def names_with_engine(evidence: Evidence) -> dict[str, str]:
     return names
 
 
-def title(series: str, mode: Mode) -> str:
+def series_title(series: str, mode: Mode) -> str:
     """Name a series with its batch policy, unless its name ends in that already."""
     return series if series.endswith(mode) else f"{series}, {mode}"
 
 
-def changed(prediction: Prediction, series: Series) -> str:
+def changed_settings(prediction: Prediction, series: Series) -> str:
     """Return what a prediction changes in the series that it continues: "with vit-b16, engine ddp"; "" for nothing."""
     measured_trial = series.points[-1].trial
     predicted_trial = prediction.trial
@@ -150,29 +150,29 @@ def _changed_training(predicted_trial: Trial, series: Series) -> list[str]:
 
 def has_rest(prediction: Prediction) -> bool:
     """Whether a share of a step that is not negligible is in none of its parts."""
-    rest = prediction.rest_seconds
-    return rest is not None and abs(rest.value) > REST_TOLD * prediction.step_seconds.value
+    rest_seconds = prediction.rest_seconds
+    return rest_seconds is not None and abs(rest_seconds.value) > REST_TOLD * prediction.step_seconds.value
 
 
-def labels(predictions: Iterable[Prediction]) -> tuple[str, ...]:
+def label_sentences(predictions: Iterable[Prediction]) -> tuple[str, ...]:
     """Return the meaning of each label that occurs, once."""
     used = {prediction.label for prediction in predictions}
     return tuple(f"{label}: {meaning}." for label, meaning in LABEL_MEANINGS.items() if label in used)
 
 
-def network(evidence: Evidence) -> str:
+def network_sentence(evidence: Evidence) -> str:
     """Return a sentence on the network, inside a host and between hosts, that predictions rest on, with its sources."""
-    inside = _link(evidence.network.inside, "inside a host")
-    across = _link(evidence.network.across, "between hosts")
-    return f"Network: {inside}; {across}."
+    inside_host = _link_in_words(evidence.network.inside, "inside a host")
+    between_hosts = _link_in_words(evidence.network.across, "between hosts")
+    return f"Network: {inside_host}; {between_hosts}."
 
 
-def _link(link: Link, place: str) -> str:
-    """Describe a link; the description of an assumed one names its place already."""
-    return link.described if link.source == "assumed" else f"{place} {link.described}"
+def _link_in_words(link: Link, location: str) -> str:
+    """Return "between hosts 25GbE"; the description of an assumed link names its location already."""
+    return link.described if link.source == "assumed" else f"{location} {link.described}"
 
 
-def assumptions(predictions: Iterable[Prediction]) -> tuple[str, ...]:
+def assumption_sentences(predictions: Iterable[Prediction]) -> tuple[str, ...]:
     """Return a sentence for each assumption, with what it stands in for; each once."""
     return tuple(f"Assumed: {assumption.part}: {assumption.taken}." for assumption in distinct_assumptions(predictions))
 
@@ -185,7 +185,7 @@ def distinct_assumptions(predictions: Iterable[Prediction]) -> tuple[Assumption,
     return tuple(distinct)
 
 
-def measure_next(predictions: Iterable[Prediction]) -> str:
+def next_measurement(predictions: Iterable[Prediction]) -> str:
     """Return a sentence on the measurement that would narrow the intervals most; empty where nothing is assumed.
 
     It is that of the first assumption about steps at the most ranks with one.
@@ -205,7 +205,7 @@ class _Gap(NamedTuple):
     gpus: tuple[int, ...]
 
 
-def unavailable(predictions: Sequence[Prediction]) -> tuple[str, ...]:
+def unavailable_sentences(predictions: Sequence[Prediction]) -> tuple[str, ...]:
     """Return sentences on the figures that are unavailable, and why, one for each reason.
 
     Example: "Energy and cost at 8 ranks: unavailable: no power was measured." The rank counts are left out where all
@@ -218,7 +218,7 @@ def unavailable(predictions: Sequence[Prediction]) -> tuple[str, ...]:
     all_gpus = tuple(prediction.gpus for prediction in predictions)
     sentences = []
     for gap, figures in figures_by_gap.items():
-        counts = "" if gap.gpus == all_gpus else f" at {_counts(gap.gpus)}"
+        counts = "" if gap.gpus == all_gpus else f" at {_counted_ranks(gap.gpus)}"
         sentence = f"{listed(figures, len(figures))}{counts}: unavailable: {gap.reason}."
         sentences.append(sentence[:1].upper() + sentence[1:])
     return tuple(sentences)
@@ -233,7 +233,7 @@ def _gaps(field: str, predictions: Sequence[Prediction]) -> list[_Gap]:
     return [_Gap(reason, tuple(gpus)) for reason, gpus in gpus_by_reason.items()]
 
 
-def _counts(gpus: Sequence[int]) -> str:
+def _counted_ranks(gpus: Sequence[int]) -> str:
     return f"{_counted(gpus)} rank{'' if tuple(gpus) == (1,) else 's'}"
 
 
@@ -248,14 +248,14 @@ def _counted(gpus: Sequence[int]) -> str:
     return listed(parts, len(parts))
 
 
-def scores(forecast: Forecast) -> tuple[str, ...]:
+def score_sentences(forecast: Forecast) -> tuple[str, ...]:
     """Return a sentence for each score; before three or more, one on all of them."""
     mode_by_series = {series.name: series.mode for series in forecast.evidence.series}
     shown_names = names_with_engine(forecast.evidence)
     sentences = []
     for scored in forecast.scores:
-        shown = replace(scored, series=shown_names.get(scored.series, scored.series))
-        sentences.append(score(shown, mode_by_series.get(scored.series)))
+        renamed_score = replace(scored, series=shown_names.get(scored.series, scored.series))
+        sentences.append(score_sentence(renamed_score, mode_by_series.get(scored.series)))
     if len(sentences) < 3:
         return tuple(sentences)
     return (_all_scores(forecast.scores), *sentences)
@@ -264,51 +264,64 @@ def scores(forecast: Forecast) -> tuple[str, ...]:
 def _all_scores(scores: Sequence[Score]) -> str:
     """Return a sentence on the scores of all series, each with the weight of its runs."""
     runs = sum(scored.runs for scored in scores)
-    error = sum(scored.runs * scored.mean_absolute_percentage_error for scored in scores) / runs
-    inside = sum(scored.held for scored in scores)
+    summed_errors = sum(scored.runs * scored.mean_absolute_percentage_error for scored in scores)
+    mean_error = summed_errors / runs
+    runs_inside = sum(scored.held for scored in scores)
     return (
-        f"Of {runs} runs on more ranks than were fitted, in {len(scores)} series, {inside} lay inside the 90 % "
-        f"interval of a run; predictions were off by {percent(error, 1)} in the mean."
+        f"Of {runs} runs on more ranks than were fitted, in {len(scores)} series, {runs_inside} lay inside the 90 % "
+        f"interval of a run; predictions were off by {percent(mean_error, 1)} in the mean."
     )
 
 
-def score(scored: Score, mode: Mode | None = None) -> str:
+def score_sentence(scored: Score, mode: Mode | None = None) -> str:
     """Return sentences on how far predictions from the smaller rank counts were off at the larger ones.
 
-    The second is on the error of the simplest prediction, that a step lasts as long on any number of ranks. It is left
-    out for a fixed global batch, where a rank's step shrinks.
+    The larger rank counts were measured, but held out of the fit. The second sentence is on the error of the simplest
+    prediction, that a step lasts as long on any number of ranks. It is left out for a fixed global batch, where a
+    rank's step shrinks.
+
+    Example: "ddp: predicting 4 and 8 ranks from 1 and 2 was off by 2.7 % in the mean, by 4.1 % at worst; 5 of 6 runs
+    lay inside the 90 % interval of a run. Constant seconds per step: 31.0 %."
     """
-    held_out = _counts(scored.held_out_gpus)
-    off = f"was off by {percent(scored.mean_absolute_percentage_error, 1)}"
-    if scored.runs > 1:
-        off += f" in the mean, by {percent(scored.worst_error, 1)} at worst"
-        inside = f"{scored.held} of {scored.runs} runs lay"
-    else:
-        inside = "the run lay" if scored.held else "no run lay"
     sentence = (
-        f"{scored.series}: predicting {held_out} from {_counted(scored.fitted_gpus)} {off}; "
-        f"{inside} inside the 90 % interval of a run."
+        f"{scored.series}: predicting {_counted_ranks(scored.held_out_gpus)} from {_counted(scored.fitted_gpus)} "
+        f"was off by {_error_in_words(scored)}; {_runs_inside_in_words(scored)} inside the 90 % interval of a run."
     )
     if mode == "strong-global":
         return sentence
     return f"{sentence} Constant seconds per step: {percent(scored.baseline_error, 1)}."
 
 
-def left_out(reasons: Sequence[str]) -> tuple[str, ...]:
+def _error_in_words(scored: Score) -> str:
+    """Return "2.7 % in the mean, by 4.1 % at worst"; the error alone where there was one run only."""
+    mean_error = percent(scored.mean_absolute_percentage_error, 1)
+    if scored.runs <= 1:
+        return mean_error
+    return f"{mean_error} in the mean, by {percent(scored.worst_error, 1)} at worst"
+
+
+def _runs_inside_in_words(scored: Score) -> str:
+    """Return how many of the held-out runs lay inside their intervals: "5 of 6 runs lay", "the run lay"."""
+    if scored.runs <= 1:
+        return "the run lay" if scored.held else "no run lay"
+    return f"{scored.held} of {scored.runs} runs lay"
+
+
+def left_out_sentences(reasons: Sequence[str]) -> tuple[str, ...]:
     """Return sentences on what was requested and cannot be predicted: the first few reasons, and how many more."""
     sentences = [f"Left out: {reason}" for reason in reasons[:_MOST_LEFT_OUT]]
-    more = len(reasons) - _MOST_LEFT_OUT
-    if more > 0:
-        sentences.append(f"Left out: {more} more of the kind.")
+    further_reasons = len(reasons) - _MOST_LEFT_OUT
+    if further_reasons > 0:
+        sentences.append(f"Left out: {further_reasons} more of the kind.")
     return tuple(sentences)
 
 
-def chance(value: float | None) -> str:
+def chance_text(value: float | None) -> str:
     """Format a chance of running out of memory: "<1 %", ">99 %"."""
     return ">99 %" if value is not None and 0.995 <= value < 1 else percent(value)
 
 
-def efficiency(value: float) -> str:
+def efficiency_text(value: float) -> str:
     """Format an efficiency with two decimals; below 0.1 with two digits."""
     return share(value) if value >= 0.1 else number(value, 2)
 

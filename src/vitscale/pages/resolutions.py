@@ -16,11 +16,11 @@ from vitscale.present.data import attributes, estimate_fields
 from vitscale.present.document import Cell, Column, Row, RowGroup, Table
 from vitscale.trial.trial import Mode
 
-_FIELD = "model.image_size"
+_SIZE_FIELD = "model.image_size"
 
 
 @dataclass(frozen=True)
-class AtSize:
+class SizePoint:
     """One trial of a series, measured and by arithmetic; a field is None where it is unavailable."""
 
     image_size: int
@@ -41,7 +41,7 @@ class SizeSeries:
     name: str
     mode: Mode
     gpus: int
-    points: tuple[AtSize, ...]
+    points: tuple[SizePoint, ...]
     """Two or more points, by image size."""
 
 
@@ -49,15 +49,15 @@ def by_resolution(analysis: Analysis) -> tuple[SizeSeries, ...]:
     """Return the series of a study, in the order of its curves; none where the size was not varied."""
     trial_by_size_by_series: dict[_SeriesKey, dict[int, TrialResult]] = {}
     for curve, point, result in analysis.along(analysis.curves):
-        if _FIELD in curve.labels:
-            key = _SeriesKey(curve.mode, point.gpus, _name(curve, result))
+        if _SIZE_FIELD in curve.labels:
+            key = _SeriesKey(curve.mode, point.gpus, _name_without_size(curve, result))
             trial_by_size_by_series.setdefault(key, {})[result.trial.model.image_size] = result
     has_several_rank_counts = len({key.gpus for key in trial_by_size_by_series}) > 1
     series = []
     for key, trial_by_size in trial_by_size_by_series.items():
         if len(trial_by_size) > 1:
             name = f"{key.name}, {units.ranks(key.gpus)}" if has_several_rank_counts else key.name
-            series.append(SizeSeries(name, key.mode, key.gpus, _points(trial_by_size)))
+            series.append(SizeSeries(name, key.mode, key.gpus, _points_by_size(trial_by_size)))
     return tuple(series)
 
 
@@ -70,24 +70,25 @@ class _SeriesKey(NamedTuple):
     """Name of their curves without the size."""
 
 
-def _name(curve: CurveResult, result: TrialResult) -> str:
-    return curve_name({field: value for field, value in curve.labels.items() if field != _FIELD}, result.trial)
+def _name_without_size(curve: CurveResult, result: TrialResult) -> str:
+    return curve_name({field: value for field, value in curve.labels.items() if field != _SIZE_FIELD}, result.trial)
 
 
-def _points(trial_by_size: dict[int, TrialResult]) -> tuple[AtSize, ...]:
+def _points_by_size(trial_by_size: dict[int, TrialResult]) -> tuple[SizePoint, ...]:
+    """Return the points of a series in the order of image sizes. `trial_by_size`: image size -> its trial."""
     points = []
     smaller: TrialResult | None = None
     for size, result in sorted(trial_by_size.items()):
         tensor_bytes = forecast_bytes(result.trial)
-        measurable_bytes = _measurable(tensor_bytes, result)
-        points.append(AtSize(size, result, tensor_bytes, measurable_bytes, _seconds_by_flops(smaller, result)))
+        measurable_bytes = _measurable_peak_bytes(tensor_bytes, result)
+        points.append(SizePoint(size, result, tensor_bytes, measurable_bytes, _seconds_by_flops(smaller, result)))
         if result.step_seconds is not None:
             smaller = result
     return tuple(points)
 
 
-def _measurable(tensor_bytes: int | None, result: TrialResult) -> int | None:
-    """Return the peak to be measured where tensors take `tensor_bytes` (`AtSize.forecast_bytes`)."""
+def _measurable_peak_bytes(tensor_bytes: int | None, result: TrialResult) -> int | None:
+    """Return the peak to be measured where tensors take `tensor_bytes` (`SizePoint.forecast_bytes`)."""
     if tensor_bytes is None or result.trial.train.device == "cuda":
         return tensor_bytes
     overhead = LEFT_OUT["cpu"]
@@ -113,13 +114,13 @@ def resolution_table(analysis: Analysis) -> Table | None:
     series = by_resolution(analysis)
     if not series:
         return None
-    points: list[AtSize] = []
+    points: list[SizePoint] = []
     for curve in series:
         points += curve.points
     unit = units.time_unit(p.result.step_seconds.value for p in points if p.result.step_seconds is not None)
     groups = []
     for curve in series:
-        groups.append(RowGroup(curve.name, tuple(_row(point, unit) for point in curve.points)))
+        groups.append(RowGroup(curve.name, tuple(_size_row(point, unit) for point in curve.points)))
     headings = (
         "image size", f"step ({unit.sign})", "by FLOPs", "peak memory", "forecast", "of it tensors",
         "measured / forecast", "outcome",
@@ -133,7 +134,8 @@ def resolution_table(analysis: Analysis) -> Table | None:
     )
 
 
-def _row(point: AtSize, unit: units.Unit) -> Row:
+def _size_row(point: SizePoint, unit: units.Unit) -> Row:
+    """Return the row of one image size."""
     result = point.result
     share = result.peak_bytes / point.forecast_bytes if result.peak_bytes and point.forecast_bytes else None
     return (
@@ -151,7 +153,8 @@ def _row(point: AtSize, unit: units.Unit) -> Row:
 _FLOPS_NOTE = "By FLOPs: the step of the next smaller size measured, times the ratio of FLOPs."
 
 
-def _forecast_note(points: Sequence[AtSize]) -> str:
+def _forecast_note(points: Sequence[SizePoint]) -> str:
+    """Return a note on what the forecast of memory includes."""
     note = "Forecast: one rank's tensors by arithmetic"
     if not any(point.result.trial.train.device == "cpu" for point in points):
         return f"{note}."
@@ -159,7 +162,7 @@ def _forecast_note(points: Sequence[AtSize]) -> str:
     return f"{note}; on a CPU, where all that is resident is measured, with {overhead}."
 
 
-def _unavailable_notes(points: Sequence[AtSize]) -> list[str]:
+def _unavailable_notes(points: Sequence[SizePoint]) -> list[str]:
     """Return a note on the trials whose memory cannot be forecast, with each reason once; an empty list without any."""
     reason_by_point = [unavailable(point.result.trial) for point in points]
     reasons = [reason for reason in reason_by_point if reason]
@@ -181,7 +184,8 @@ def as_json(analysis: Analysis) -> list[dict[str, Any]]:
     ]
 
 
-def _point_fields(point: AtSize) -> dict[str, Any]:
+def _point_fields(point: SizePoint) -> dict[str, Any]:
+    """Return the JSON object of one image size."""
     return {
         "image_size": point.image_size,
         "trial": point.result.trial_id,

@@ -32,7 +32,7 @@ MODE_MEANINGS: dict[Mode, str] = {
     "weak": "Each rank keeps its number of images, so the ideal epoch time is constant. Speedup is efficiency x ranks.",
 }
 
-_WIDEST_UNSAID = 0.1
+_WIDEST_OMITTED_INTERVAL = 0.1
 """Width of an efficiency's interval up to which the interval is not printed."""
 
 
@@ -62,24 +62,25 @@ def reached_of_ideal(split: Waterfall) -> str:
 
     Where the interval is wide or missing, it follows in brackets.
     """
-    verb = "reach" if _decides(split.interval) else "measured at"
-    return f"{ranks(split.gpus)} {verb} {100 * (split.efficiency or 0.0):.0f} % of ideal{_doubt(split.interval)}"
+    verb = "reach" if _has_sound_interval(split.interval) else "measured at"
+    percent_of_ideal = 100 * (split.efficiency or 0.0)
+    return f"{ranks(split.gpus)} {verb} {percent_of_ideal:.0f} % of ideal{_interval_in_brackets(split.interval)}"
 
 
-def _decides(interval: Estimate | None) -> bool:
+def _has_sound_interval(interval: Estimate | None) -> bool:
     """Whether there is an interval, over enough runs."""
     return interval is not None and interval.low is not None and not interval.note
 
 
-def _doubt(interval: Estimate | None) -> str:
+def _interval_in_brackets(interval: Estimate | None) -> str:
     """Return in brackets a wide interval, or why there is no interval; empty for a narrow one of enough runs."""
     if interval is None or interval.low is None or interval.high is None:
         return " (one run: too few to tell)"
-    is_wide = interval.high - interval.low > _WIDEST_UNSAID
+    is_wide = interval.high - interval.low > _WIDEST_OMITTED_INTERVAL
     return f" ({certainty(interval)})" if is_wide or interval.note else ""
 
 
-def unexplained(analysis: Analysis) -> tuple[str, ...]:
+def unexplained_sentences(analysis: Analysis) -> tuple[str, ...]:
     """Return a sentence for each reason why efficiencies were not split into what takes them."""
     with_efficiency = [waterfall for waterfall in analysis.waterfalls if waterfall.efficiency is not None]
     count_by_reason = Counter(waterfall.reason for waterfall in with_efficiency if not waterfall.factors)
@@ -89,7 +90,7 @@ def unexplained(analysis: Analysis) -> tuple[str, ...]:
     )
 
 
-def explaining_cost(analysis: Analysis) -> str:
+def explaining_cost_sentence(analysis: Analysis) -> str:
     """Return a sentence on how much slower explained steps were than others.
 
     Return "" where no step was explained, or none could be compared with a step that was not.
@@ -128,7 +129,7 @@ def _percent_range(percents: Sequence[int]) -> str:
     return f"{min(percents)} to {max(percents)} %"
 
 
-def equality(analysis: Analysis) -> str:
+def equality_sentence(analysis: Analysis) -> str:
     """Return a sentence on how close the losses of trials that compute the same are; "" where no trial agrees.
 
     Example: "Equality: over the first 10 steps the losses of 3 trials are those of a trial that must compute the same,
@@ -145,11 +146,11 @@ def equality(analysis: Analysis) -> str:
     how_near = f"within {relative(largest)}" if largest else "exactly"
     return (
         f"Equality: over the first {counted(_compared_steps(trials), 'step')} {losses} of a trial that must "
-        f"compute the same, {how_near}{_drifting(trials)}."
+        f"compute the same, {how_near}{_drift_clause(trials)}."
     )
 
 
-def _drifting(trials: Iterable[TrialResult]) -> str:
+def _drift_clause(trials: Iterable[TrialResult]) -> str:
     count = sum(trial.drifts for trial in trials)
     if count == 0:
         return ""
@@ -164,14 +165,14 @@ def _compared_steps(trials: Iterable[TrialResult]) -> int:
     return min(STEPS, max(lengths, default=STEPS))
 
 
-class _PlaceSpread(NamedTuple):
+class _TrialSpread(NamedTuple):
     """A trial whose epoch times differ between allocations, or between hosts."""
 
     trial_name: str
     spread: Components
 
 
-def scope(analysis: Analysis) -> str:
+def scope_sentence(analysis: Analysis) -> str:
     """Return a sentence on how times differ between allocations or hosts, or that intervals do not cover this.
 
     Return "" where no trial was repeated, or nothing is known of it.
@@ -186,7 +187,7 @@ def scope(analysis: Analysis) -> str:
     differing = []
     for trial in repeated:
         if trial.components is not None and trial.components.clustered:
-            differing.append(_PlaceSpread(trial.name, trial.components))
+            differing.append(_TrialSpread(trial.name, trial.components))
     if differing:
         return _differing_places(differing, len(repeated), kind)
     if all(len(trial.allocations) == 1 for trial in repeated):
@@ -203,7 +204,7 @@ def _allocation_or_host(trials: Iterable[TrialResult]) -> Literal["allocation", 
     return "host"
 
 
-def _differing_places(differing: Sequence[_PlaceSpread], trials: int, kind: Literal["allocation", "host"]) -> str:
+def _differing_places(differing: Sequence[_TrialSpread], trials: int, kind: Literal["allocation", "host"]) -> str:
     """Return a sentence on how far times differ between allocations or hosts, and how intervals account for it.
 
     Args:
@@ -220,7 +221,7 @@ def _differing_places(differing: Sequence[_PlaceSpread], trials: int, kind: Lite
     )
 
 
-def multiplicity(analysis: Analysis) -> str:
+def multiplicity_sentence(analysis: Analysis) -> str:
     """Return a sentence on the number of comparisons and its effect on verdicts; "" for fewer than 2."""
     count = pairs_tested(analysis.comparisons)
     if count < 2:
@@ -246,7 +247,7 @@ class _FactorWords(NamedTuple):
     """Words where it gains points: "a shorter transfer"."""
 
 
-_IN_WORDS = {
+_WORDS_BY_FACTOR = {
     STEP_ROUNDING: _FactorWords("step rounding", "step rounding"),
     "data wait": _FactorWords("waiting for data", "less waiting for data"),
     "loading": _FactorWords("waiting for images to be read", "less waiting for images to be read"),
@@ -267,9 +268,12 @@ _IN_WORDS = {
     "optimizer": _FactorWords("the optimizer", "a faster optimizer"),
     "launch gaps": _FactorWords("gaps between kernels", "shorter gaps between kernels"),
 }
-"""Factor of a waterfall -> its words; "compute scaling" and "other" are worded by `_factor_in_words` and `_OTHER`."""
-_OTHER = "other things"
-_MOST_NAMED = 4
+"""Factor of a waterfall -> its words.
+
+"compute scaling" and "other" have none here: see `_factor_in_words` and `_OTHER_THINGS`.
+"""
+_OTHER_THINGS = "other things"
+_MOST_FACTORS_NAMED = 4
 
 
 class _Contribution(NamedTuple):
@@ -283,7 +287,7 @@ class _Contribution(NamedTuple):
     """ " (12 to 21)", the interval of the points; empty: none, or narrower than a point."""
 
 
-def contributions(waterfall: Waterfall) -> tuple[str, ...]:
+def contribution_clauses(waterfall: Waterfall) -> tuple[str, ...]:
     """Return a clause on each of the four largest contributions of at least a point, and one on all others together.
 
     Their numbers and the efficiency, all in whole percent, add up to 100. Example for an efficiency of 0.72: "17 points
@@ -294,7 +298,7 @@ def contributions(waterfall: Waterfall) -> tuple[str, ...]:
     clauses: list[str] = []
     for contribution in _rounded_contributions(waterfall, waterfall.efficiency):
         if contribution.points != 0:
-            clauses.append(_clause(contribution, with_unit=not clauses))
+            clauses.append(_contribution_clause(contribution, with_unit=not clauses))
     return tuple(clauses)
 
 
@@ -305,29 +309,31 @@ def _rounded_contributions(waterfall: Waterfall, efficiency: float) -> list[_Con
     """
     largest_first = sorted(waterfall.factors, key=lambda factor: -abs(factor.points))
     large = [factor for factor in largest_first if abs(factor.points) >= 0.01 and factor.name != "other"]
-    listed_factors = large[:_MOST_NAMED]
+    listed_factors = large[:_MOST_FACTORS_NAMED]
     other_points = sum(factor.points for factor in waterfall.factors if factor not in listed_factors)
     exact_percents = [100 * factor.points for factor in listed_factors]
-    *rounded, rounded_other = whole([*exact_percents, 100 * other_points], total=100 - round(100 * efficiency))
+    *rounded, rounded_other = whole_numbers([*exact_percents, 100 * other_points], total=100 - round(100 * efficiency))
     contributions_of_listed = []
     for factor, points in zip(listed_factors, rounded, strict=True):
         takes_points = points > 0
         words = _factor_in_words(waterfall, factor.name, takes_points=takes_points)
-        contributions_of_listed.append(_Contribution(points, words, _bounds(factor, takes_points=takes_points)))
-    return [*contributions_of_listed, _Contribution(rounded_other, _OTHER)]
+        contributions_of_listed.append(
+            _Contribution(points, words, _points_bounds_text(factor, takes_points=takes_points))
+        )
+    return [*contributions_of_listed, _Contribution(rounded_other, _OTHER_THINGS)]
 
 
 def loss_in_words(waterfall: Waterfall, factor: Factor) -> str:
     """Return the words for a factor that takes points: "the transfer"."""
-    return _OTHER if factor.name == "other" else _factor_in_words(waterfall, factor.name, takes_points=True)
+    return _OTHER_THINGS if factor.name == "other" else _factor_in_words(waterfall, factor.name, takes_points=True)
 
 
 def points_interval(factor: Factor) -> str:
     """Return the interval of the points that a factor takes: "12 to 21"; "" where it is narrower than a point."""
-    return _bounds(factor, takes_points=True).strip(" ()")
+    return _points_bounds_text(factor, takes_points=True).strip(" ()")
 
 
-def _bounds(factor: Factor, *, takes_points: bool) -> str:
+def _points_bounds_text(factor: Factor, *, takes_points: bool) -> str:
     """Return the 95 % interval of a factor's points, " (12 to 21)"; empty where it is narrower than a point.
 
     Where a factor gains points, they are shown as positive, so the ends change places and signs.
@@ -339,7 +345,7 @@ def _bounds(factor: Factor, *, takes_points: bool) -> str:
     return f" ({low:z.0f} to {high:z.0f})" if high - low >= 1 else ""
 
 
-def whole(values: Sequence[float], total: int) -> list[int]:
+def whole_numbers(values: Sequence[float], total: int) -> list[int]:
     """Return whole numbers that add up to `total`, each within 1 of its value.
 
     All are rounded down, and then those with the largest remainders up, as many as `total` lacks. Example: 1.6, 2.3 and
@@ -357,7 +363,7 @@ def whole(values: Sequence[float], total: int) -> list[int]:
     return rounded
 
 
-def _clause(contribution: _Contribution, *, with_unit: bool) -> str:
+def _contribution_clause(contribution: _Contribution, *, with_unit: bool) -> str:
     """Return a contribution as a clause.
 
     Examples: "17 points (12 to 21) are the transfer", "8 are the transfer", "1 is gained by step rounding".
@@ -372,19 +378,20 @@ def _clause(contribution: _Contribution, *, with_unit: bool) -> str:
 
 
 def _factor_in_words(waterfall: Waterfall, name: str, *, takes_points: bool) -> str:
+    """Return the words for a factor that takes points, or gains some."""
     if name == "compute scaling":
         if waterfall.work_per_rank is not None and waterfall.work_per_rank < 1:
             return "smaller per-rank work"
         return "slower computing" if takes_points else "faster computing"
     if name == "straggler wait" and takes_points:
-        return _waiting(waterfall.straggler)
+        return _straggler_clause(waterfall.straggler)
     if name == STEP_ROUNDING and not takes_points and waterfall.images_left_out >= 0.005:
         return f"step rounding, which leaves {100 * waterfall.images_left_out:.0f} % of the images out"
-    words = _IN_WORDS[name]
+    words = _WORDS_BY_FACTOR[name]
     return words.taking if takes_points else words.gaining
 
 
-def _waiting(straggler: Straggler | None) -> str:
+def _straggler_clause(straggler: Straggler | None) -> str:
     """Return "waiting for rank 3, which computes 21 % slower and comes last in 80 % of steps"."""
     if straggler is None:
         return "waiting for the slowest rank"

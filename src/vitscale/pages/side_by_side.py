@@ -31,14 +31,14 @@ _LARGEST_SHOWN = 10.0
 class Compared(NamedTuple):
     """Results that were compared, and the limit of the comparison."""
 
-    first: str
+    first_name: str
     """Name of the results that the others are compared with."""
     pairs: Sequence[Pair]
     limit: float | None
     """Share by which a trial may be slower; None: no limit was named."""
-    missing: Sequence[str] = ()
+    unmatched: Sequence[str] = ()
     """Sentences on trials without a counterpart."""
-    sessions: Sequence[str] = ()
+    separate_sessions: Sequence[str] = ()
     """Sentences on results that were not run in turn with the first ones."""
     unread: Sequence[Unread] = ()
     """What cannot be read of any of the results, each with their name."""
@@ -53,38 +53,38 @@ class Compared(NamedTuple):
             limit: as the field.
         """
         first_name, *other_names = [name for name, _ in named_results]
-        sessions = []
+        separate_sessions = []
         for other_name in other_names:
             sentence = _separate_sessions_sentence(first_name, other_name, pairs)
             if sentence:
-                sessions.append(sentence)
+                separate_sessions.append(sentence)
         unread: list[Unread] = []
         for name, analysis in named_results:
             unread += [file._replace(results=name) for file in analysis.unread]
         return cls(
-            first=first_name,
+            first_name=first_name,
             pairs=pairs,
             limit=limit,
-            missing=unmatched(named_results, pairs),
-            sessions=sessions,
+            unmatched=unmatched(named_results, pairs),
+            separate_sessions=separate_sessions,
             unread=unread,
         )
 
     @property
     def is_failed(self) -> bool:
         """Whether a trial is slower than the limit for certain."""
-        return "slower" in self._gates
+        return "slower" in self._limit_verdicts
 
     @property
     def is_undecided(self) -> bool:
-        """Whether it is open for some trial if it is slower than the limit.
+        """Whether it is open, for some trial, whether it is slower than the limit.
 
         That is so where a pair is undecided, a trial has no counterpart, or runs cannot be read.
         """
-        return "undecided" in self._gates or bool(self.missing) or bool(self.unread)
+        return "undecided" in self._limit_verdicts or bool(self.unmatched) or bool(self.unread)
 
     @property
-    def _gates(self) -> list[Gate]:
+    def _limit_verdicts(self) -> list[Gate]:
         """The verdict of each pair on the limit; empty without a limit."""
         return [] if self.limit is None else [pair.gate(self.limit) for pair in self.pairs]
 
@@ -94,12 +94,12 @@ def compared_document(compared: Compared) -> Document:
     shared = _shared_differences(compared.pairs)
     sentences = [
         *(f"differs everywhere: {difference}" for difference in shared),
-        *compared.missing,
-        *compared.sessions,
+        *compared.unmatched,
+        *compared.separate_sessions,
         *_sentences_on_rounds(compared.pairs),
         *next_steps(compared.pairs, compared.limit),
     ]
-    blocks: list[Block] = [Paragraph(_summary(compared), "strong")]
+    blocks: list[Block] = [Paragraph(_counts_sentence(compared), "strong")]
     if sentences:
         blocks.append(Bullets(tuple(sentences)))
     blocks.append(_pairs_table(compared, shared))
@@ -124,11 +124,11 @@ def _pairs_table(compared: Compared, shared: Sequence[str]) -> Table:
     limit = compared.limit
     rows_by_results: dict[str, list[Row]] = {}
     for pair in compared.pairs:
-        rows_by_results.setdefault(pair.results, []).append(_row(pair, limit, shared))
+        rows_by_results.setdefault(pair.results, []).append(_pair_row(pair, limit, shared))
     columns = [
         Column("curve", words=True),
         Column("ranks"),
-        Column(f"time / {compared.first}"),
+        Column(f"time / {compared.first_name}"),
         Column("verdict", words=True),
     ]
     if limit is not None:
@@ -148,19 +148,19 @@ def _table_notes(pairs: Sequence[Pair], limit: float | None) -> tuple[str, ...]:
             '"slower" and "faster" are reported only if significant after Holm correction over all trials compared'
         )
     if any(_smallest_shown(pair, limit) is not None for pair in pairs):
-        shown = "reported as slower" if limit is None else f"found beyond {rough_percent(limit)}"
-        notes.append(f"shown from: the smallest slowdown that these runs would have {shown} in 4 of 5 cases")
+        outcome = "reported as slower" if limit is None else f"found beyond {rough_percent(limit)}"
+        notes.append(f"shown from: the smallest slowdown that these runs would have {outcome} in 4 of 5 cases")
     return tuple(notes)
 
 
-def _summary(compared: Compared) -> str:
+def _counts_sentence(compared: Compared) -> str:
     """Return how many pairs have which verdict.
 
     Example: "4 trials compared with base: 3 faster, 1 no times; 0 slower than 5 % for certain, 1 undecided".
     """
     count_by_verdict = Counter(map(_verdict, compared.pairs))
     counts = ", ".join(f"{count} {verdict}" for verdict, count in count_by_verdict.items())
-    summary = f"{counted(len(compared.pairs), 'trial')} compared with {compared.first}: {counts}"
+    summary = f"{counted(len(compared.pairs), 'trial')} compared with {compared.first_name}: {counts}"
     if compared.limit is None:
         return summary
     count_by_gate = Counter(pair.gate(compared.limit) for pair in compared.pairs)
@@ -174,7 +174,7 @@ def _verdict(pair: Pair) -> str:
     return pair.measured.result.verdict if pair.measured else _NO_TIMES
 
 
-def _row(pair: Pair, limit: float | None, shared: Sequence[str]) -> Row:
+def _pair_row(pair: Pair, limit: float | None, shared: Sequence[str]) -> Row:
     cells = [Cell(pair.curve), Cell(str(pair.gpus)), _time_ratio_cell(pair), Cell(_verdict(pair))]
     if limit is not None:
         cells.append(Cell(pair.gate(limit)))
@@ -222,15 +222,18 @@ def next_steps(pairs: Sequence[Pair], limit: float | None) -> list[str]:
 def _shown_slowdown_sentence(pairs: Sequence[Pair], limit: float | None) -> str:
     """Return a sentence on the slowdown that these runs would have shown."""
     smallest_by_pair = [_smallest_shown(pair, limit) for pair in pairs]
-    known = [slowdown for slowdown in smallest_by_pair if slowdown is not None]
-    if not known:
+    known_slowdowns = [slowdown for slowdown in smallest_by_pair if slowdown is not None]
+    if not known_slowdowns:
         return f"fewer than {FEWEST_REPEATS} runs on a side: nothing is reported as slower or faster"
-    if min(known) > _LARGEST_SHOWN:
+    if min(known_slowdowns) > _LARGEST_SHOWN:
         return f"these runs differ too much to show even a slowdown of {rough_percent(_LARGEST_SHOWN)}"
-    least_steady = f" ({_slowdown_text(max(known))} in the least steady trial)" if len(known) > 1 else ""
+    smallest = _slowdown_text(min(known_slowdowns))
+    least_steady = ""
+    if len(known_slowdowns) > 1:
+        least_steady = f" ({_slowdown_text(max(known_slowdowns))} in the least steady trial)"
     outcome = "is reported" if limit is None else "fails"
     return (
-        f"a slowdown of {_slowdown_text(min(known))} or more {outcome} in 4 of 5 cases with these runs{least_steady}; "
+        f"a slowdown of {smallest} or more {outcome} in 4 of 5 cases with these runs{least_steady}; "
         "a smaller one may be missed"
     )
 
@@ -245,9 +248,10 @@ class _RepeatsNeeded(NamedTuple):
 
 
 def _further_repeats(pairs: Sequence[Pair], limit: float | None) -> list[str]:
-    """Return one sentence that advises further repeats; an empty list where these runs are enough.
+    """Return one sentence that advises more repeats; an empty list where these runs are enough.
 
-    Further repeats serve to report a slowdown of the limit as slower, and to decide the undecided pairs.
+    More repeats are advised for two purposes: so that a trial that is slower by as much as the limit would be reported
+    as slower, and so that pairs are decided which are undecided now.
 
     Example: "next: to report 5 % as slower in 4 of 5 cases, measure.repeats = 12 on each side".
 
@@ -257,8 +261,9 @@ def _further_repeats(pairs: Sequence[Pair], limit: float | None) -> list[str]:
     """
     if any(_has_single_run(pair) for pair in pairs):
         return [f"next: measure.repeats = {FEWEST_REPEATS} on each side: one run does not say by how much runs differ"]
-    needs_or_none = (_repeats_to_show(pairs, limit), _repeats_to_decide(pairs, limit))
-    needs = [need for need in needs_or_none if need is not None]
+    to_show = _repeats_to_show(pairs, limit)
+    to_decide = _repeats_to_decide(pairs, limit)
+    needs = [need for need in (to_show, to_decide) if need is not None]
     if not needs:
         return []
     return [f"next: {_advice_on_repeats(needs)}"]
@@ -386,16 +391,17 @@ def _when(session: RoundSpan, form: str) -> str:
 def compared_fields(compared: Compared) -> dict[str, Any]:
     """Return the content of `compared_document` as data."""
     return {
-        "first": compared.first,
+        "first": compared.first_name,
         "limit": compared.limit,
-        "unmatched": list(compared.missing),
-        "sessions": list(compared.sessions),
+        "unmatched": list(compared.unmatched),
+        "sessions": list(compared.separate_sessions),
         "next_steps": next_steps(compared.pairs, compared.limit),
         "pairs": [_pair_fields(pair, compared.limit) for pair in compared.pairs],
     }
 
 
 def _pair_fields(pair: Pair, limit: float | None) -> Mapping[str, Any]:
+    """Return the JSON object of a pair. Trials with the same runs are equal, whatever their times."""
     measured = pair.measured
     rounds = measured.rounds if measured is not None else 0
     target = USUAL_LIMIT if limit is None else limit

@@ -25,16 +25,16 @@ from vitscale.store.lines import Steps
 from vitscale.store.records import EpochLine
 from vitscale.store.results import Run
 
-_FIGURES = (
+_FIGURE_COLUMNS = (
     "timed_steps", "step_seconds", "images_per_second", "epoch_seconds", "elapsed_epoch_seconds", "startup_seconds",
     "peak_bytes",
 )  # fmt: skip
 """Columns of a run that are its figures; the other columns are its parameters."""
 _SKIPPED_COLUMNS = ("log", "modes", "loss", "held_out_accuracy")
 """Columns of a run that are neither parameters nor figures here."""
-_MOST_CHARACTERS = 250
+_LONGEST_PARAMETER = 250
 """Longest value of a parameter: MLflow's limit for what any of its stores takes."""
-_MLFLOW_BATCH = 1000
+_MOST_MLFLOW_METRICS = 1000
 """Most metrics that MLflow takes at once."""
 _LONGEST_REASON = 300
 """Most characters of a client's error that are repeated."""
@@ -59,7 +59,7 @@ class SentRuns(NamedTuple):
     """Number of runs that a tracker was sent, and that it had before."""
 
     sent: int
-    there_already: int
+    present_before: int
 
 
 def tracked_runs(analysis: Analysis) -> Iterator[TrackedRun]:
@@ -79,15 +79,15 @@ def _tracked_run(study_name: str, row: Mapping[str, Any], run: Run) -> TrackedRu
     values = {name: value for name, value in row.items() if value is not None}
     parameters = {}
     for name, value in values.items():
-        if name not in _FIGURES and name not in _SKIPPED_COLUMNS:
-            parameters[name] = str(value)[:_MOST_CHARACTERS]
+        if name not in _FIGURE_COLUMNS and name not in _SKIPPED_COLUMNS:
+            parameters[name] = str(value)[:_LONGEST_PARAMETER]
     return TrackedRun(
         key=hashlib.sha256(identity.encode()).hexdigest()[:16],
         study=study,
         name=f"{row['curve']}, {row['gpus']} ranks, repeat {run.header.repeat + 1}",
         parameters=parameters,
-        figures={name: float(values[name]) for name in _FIGURES if name in values},
-        curves=_curves(run),
+        figures={name: float(values[name]) for name in _FIGURE_COLUMNS if name in values},
+        curves=_values_by_step(run),
         started_unix_seconds=started,
     )
 
@@ -100,7 +100,7 @@ def _folder_name(study_name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", study_name).strip("-")[:100] or "study"
 
 
-def _curves(run: Run) -> dict[int, dict[str, float]]:
+def _values_by_step(run: Run) -> dict[int, dict[str, float]]:
     """Return the loss and the seconds of each step of rank 0, or of the first recorded rank.
 
     The loss is that of the rank's own micro-batches. The figures of an epoch, such as its held-out accuracy, are among
@@ -129,37 +129,37 @@ def _epoch_values(line: EpochLine) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def send(kind: str, analysis: Analysis, folder: Path) -> SentRuns:
+def send(tracker: str, analysis: Analysis, folder: Path) -> SentRuns:
     """Send every run to a tracker, except those that it already has.
 
     Args:
-        kind: one of `SINKS`, which is also the name of its client's module.
+        tracker: one of `SINKS`, which is also the name of its client's module.
         analysis: the results.
         folder: where TensorBoard's files go; the others have places of their own.
 
     Raises:
         RequestError: the client is not installed, or it raised an error of any kind.
     """
-    client = _imported_client(kind)
-    send_run = SINKS[kind]
+    client = _imported_client(tracker)
+    send_run = SINKS[tracker]
     try:
         runs = list(tracked_runs(analysis))
-        sent = [run for run in runs if send_run(client, run, folder)]
+        sent_runs = [run for run in runs if send_run(client, run, folder)]
     except Exception as error:  # whatever a client raises is one message: no network, no key, a full disk
-        raise RequestError(f"{kind} does not take the runs: {_first_line(error)}") from error
-    return SentRuns(sent=len(sent), there_already=len(runs) - len(sent))
+        raise RequestError(f"{tracker} does not take the runs: {_first_line(error)}") from error
+    return SentRuns(sent=len(sent_runs), present_before=len(runs) - len(sent_runs))
 
 
-def _imported_client(kind: str) -> Any:
+def _imported_client(tracker: str) -> Any:
     """Return the module of a tracker's client.
 
     Raises:
         RequestError: it is not installed.
     """
     try:
-        return importlib.import_module(kind)
+        return importlib.import_module(tracker)
     except ImportError as error:
-        message = f"the client of {kind} is not installed ({error.name or kind})"
+        message = f"the client of {tracker} is not installed ({error.name or tracker})"
         raise RequestError(message, next_step=f"Run {install_command('track')}") from None
 
 
@@ -172,7 +172,7 @@ def _first_line(error: Exception) -> str:
 # Each of these sends one run and returns True. Where the tracker has the run, it sends nothing and returns False.
 
 
-def _tensorboard(_: Any, run: TrackedRun, folder: Path) -> bool:
+def _send_to_tensorboard(_: Any, run: TrackedRun, folder: Path) -> bool:
     """Write a folder of event files for the run. Its parameters are a table in a text."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
@@ -200,7 +200,7 @@ def _tensorboard(_: Any, run: TrackedRun, folder: Path) -> bool:
     return True
 
 
-def _mlflow(mlflow: Any, run: TrackedRun, _: Path) -> bool:
+def _send_to_mlflow(mlflow: Any, run: TrackedRun, _: Path) -> bool:
     """Make a run in the experiment of its study; metrics go in batches, as the client sends them itself."""
     client = mlflow.MlflowClient()
     experiment = client.get_experiment_by_name(run.study)
@@ -220,13 +220,13 @@ def _mlflow(mlflow: Any, run: TrackedRun, _: Path) -> bool:
         for name, value in values_by_name.items():
             # Without "curve/" the mean step_seconds of the run, a figure, would be a point of the curve.
             metrics.append(mlflow.entities.Metric(f"curve/{name}", value, step_ms, step))
-    for start in range(0, len(metrics), _MLFLOW_BATCH):
-        client.log_batch(run_id, metrics=metrics[start : start + _MLFLOW_BATCH])
+    for start in range(0, len(metrics), _MOST_MLFLOW_METRICS):
+        client.log_batch(run_id, metrics=metrics[start : start + _MOST_MLFLOW_METRICS])
     client.set_terminated(run_id, end_time=int(unix_seconds * 1000))
     return True
 
 
-def _wandb(wandb: Any, run: TrackedRun, folder: Path) -> bool:
+def _send_to_wandb(wandb: Any, run: TrackedRun, folder: Path) -> bool:
     """Make a run in the project of its study. Its key is the id there, so that sending it twice makes one run."""
     with wandb.init(
         project=run.study,
@@ -246,8 +246,8 @@ def _wandb(wandb: Any, run: TrackedRun, folder: Path) -> bool:
 
 
 SINKS: Mapping[str, Callable[[Any, TrackedRun, Path], bool]] = {
-    "tensorboard": _tensorboard,
-    "mlflow": _mlflow,
-    "wandb": _wandb,
+    "tensorboard": _send_to_tensorboard,
+    "mlflow": _send_to_mlflow,
+    "wandb": _send_to_wandb,
 }
 """Name of a client's module -> the function that sends a run to it."""

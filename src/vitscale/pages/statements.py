@@ -24,9 +24,9 @@ from vitscale.present import units
 from vitscale.present.estimate import Estimate
 
 Facts = TypeVar("Facts")
-_ONE_POINT = 0.01
+_SMALLEST_NAMED_LOSS = 0.01
 """Loss of efficiency below which no sentence is made."""
-_MOST_LISTED = 3
+_MOST_NAMED = 3
 """Most things without a significant difference that are each named; the others are counted."""
 
 
@@ -68,11 +68,11 @@ def claim(table: Sequence[Statement[Facts]], facts: Facts) -> Claim[Facts]:
     return next(Claim(statement, facts) for statement in table if statement.holds(facts))
 
 
-def _always(_: object) -> bool:
+def _holds_always(_: object) -> bool:
     return True
 
 
-def _nothing(_: object) -> str:
+def _no_words(_: object) -> str:
     return ""
 
 
@@ -109,7 +109,8 @@ def _has_few_runs(figure: Estimate) -> bool:
     return figure.low is None or figure.high is None or bool(figure.note)
 
 
-def _scaling_of_few_runs(scaling: Scaling) -> str:
+def _few_runs_sentence(scaling: Scaling) -> str:
+    """Return a sentence on a speedup of too few runs: "ddp: 1.6x on 2 ranks against 1 (efficiency 0.80; 1 run)."."""
     speedup = f"{units.share(scaling.speedup.value)}x"
     ranks = f"{units.ranks(scaling.gpus)} against {scaling.base_gpus}"
     efficiency = units.share(scaling.efficiency.value)
@@ -117,14 +118,14 @@ def _scaling_of_few_runs(scaling: Scaling) -> str:
     return f"{scaling.curve}: {speedup} on {ranks} (efficiency {efficiency}; {runs})."
 
 
-def _weak_scaling(scaling: Scaling) -> str:
+def _weak_scaling_sentence(scaling: Scaling) -> str:
     times = f"{units.share(1 / scaling.efficiency.value)}x the time of {scaling.base_gpus}"
     work = f"{scaling.gpus / scaling.base_gpus:,.6g}x the images in {times}"
     trust = f"efficiency {units.share(scaling.efficiency.value)}; {certainty(scaling.efficiency)}"
     return f"{scaling.curve}: {units.ranks(scaling.gpus)} train {work} ({trust})."
 
 
-def _pace(pattern: str) -> Callable[[Scaling], str]:
+def _pace_sentence(pattern: str) -> Callable[[Scaling], str]:
     """Return a function that makes the sentence of a row of `SCALING`.
 
     Example: "{times} as fast as {base}" gives "ddp: 2 ranks are 1.6x as fast as 1 (...)."
@@ -146,26 +147,26 @@ SCALING: tuple[Statement[Scaling], ...] = (
         "scaling of few runs",
         "fewer than 3 runs on a side",
         lambda scaling: _has_few_runs(scaling.speedup),
-        _scaling_of_few_runs,
+        _few_runs_sentence,
     ),
-    Statement("weak scaling", "samples per rank are fixed", lambda scaling: scaling.is_weak, _weak_scaling),
+    Statement("weak scaling", "samples per rank are fixed", lambda scaling: scaling.is_weak, _weak_scaling_sentence),
     Statement(
         "as fast",
         "the speedup's interval lies above 1",
         lambda scaling: scaling.speedup.side_of(1.0) == "above",
-        _pace("{times} as fast as {base}"),
+        _pace_sentence("{times} as fast as {base}"),
     ),
     Statement(
         "slower",
         "the speedup's interval lies below 1",
         lambda scaling: scaling.speedup.side_of(1.0) == "below",
-        _pace("slower than {base}: {times}"),
+        _pace_sentence("slower than {base}: {times}"),
     ),
     Statement(
         "no different pace",
         "the speedup's interval holds 1",
-        _always,
-        _pace("not significantly faster or slower than {base}: {times}"),
+        _holds_always,
+        _pace_sentence("not significantly faster or slower than {base}: {times}"),
     ),
 )
 
@@ -189,7 +190,7 @@ def _reached_of_ideal(waterfall: Waterfall) -> str:
     interval = waterfall.interval
     if interval is None or interval.low is None or interval.high is None:
         return measured
-    if interval.high - interval.low < _ONE_POINT:
+    if interval.high - interval.low < _SMALLEST_NAMED_LOSS:
         return measured  # both ends would read the same
     return f"{measured} (95 % interval {100 * interval.low:.0f} to {100 * interval.high:.0f} %)"
 
@@ -201,7 +202,7 @@ def largest_part(waterfall: Waterfall) -> Factor:
 
 def loses_nothing_named(waterfall: Waterfall) -> bool:
     """Whether no single factor takes a point or more."""
-    return largest_part(waterfall).points < _ONE_POINT
+    return largest_part(waterfall).points < _SMALLEST_NAMED_LOSS
 
 
 def is_loss_established(waterfall: Waterfall) -> bool:
@@ -222,7 +223,7 @@ def parts_as_large(waterfall: Waterfall) -> tuple[Factor, ...]:
     largest = largest_part(waterfall)
     as_large = [largest]
     for factor in sorted(waterfall.factors, key=lambda factor: -factor.points):
-        if factor is largest or factor.points < _ONE_POINT:
+        if factor is largest or factor.points < _SMALLEST_NAMED_LOSS:
             continue
         difference = largest.less([factor])
         if difference is None or difference.side_of(0.0) != "above":
@@ -244,9 +245,9 @@ def _largest_part_in_words(waterfall: Waterfall) -> str:
 def _parts_in_words(waterfall: Waterfall) -> str:
     """Return the parts that are as large as the largest: "A, B or C", "A, B, C or 2 more". They are two or more."""
     as_large = parts_as_large(waterfall)
-    words = [_part_in_words(waterfall, factor) for factor in as_large[:_MOST_LISTED]]
-    if len(as_large) > _MOST_LISTED:
-        words.append(f"{len(as_large) - _MOST_LISTED} more")
+    words = [_part_in_words(waterfall, factor) for factor in as_large[:_MOST_NAMED]]
+    if len(as_large) > _MOST_NAMED:
+        words.append(f"{len(as_large) - _MOST_NAMED} more")
     return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
@@ -319,7 +320,7 @@ LOSS: tuple[Statement[Waterfall], ...] = (
     Statement(
         "parts not told apart",
         "the parts that are named are not significantly smaller than the largest",
-        _always,
+        _holds_always,
         lambda waterfall: (
             f"{_reached_of_ideal(waterfall)}: the largest part goes to {_parts_in_words(waterfall)}, not told apart."
         ),
@@ -341,7 +342,7 @@ def _all_parts_in_words(waterfall: Waterfall) -> str:
     Without a contribution of a point or more it is the first clause alone.
     """
     reached = sentences.reached_of_ideal(waterfall)
-    contributions = "; ".join(sentences.contributions(waterfall))
+    contributions = "; ".join(sentences.contribution_clauses(waterfall))
     return f"{reached}: {contributions}." if contributions else f"{reached}."
 
 
@@ -369,7 +370,7 @@ WATERFALL: tuple[Statement[Waterfall], ...] = (
     Statement(
         "parts",
         "the efficiency's interval does not hold 1; of fewer than 3 runs the sentence says that they are too few",
-        _always,
+        _holds_always,
         _all_parts_in_words,
     ),
 )
@@ -429,7 +430,7 @@ def _loses_less(other: Waterfall, worst: Waterfall) -> bool:
 
 
 def _rivals_in_words(worst: WorstLoss) -> str:
-    return units.listed((f"{rival.curve} ({rival.mode})" for rival in worst.rivals), most=_MOST_LISTED)
+    return units.listed((f"{rival.curve} ({rival.mode})" for rival in worst.rivals), most=_MOST_NAMED)
 
 
 WORST: tuple[Statement[WorstLoss], ...] = (
@@ -443,7 +444,7 @@ WORST: tuple[Statement[WorstLoss], ...] = (
         "no largest loss",
         "no loss is established there",
         lambda worst: not is_loss_established(worst.waterfall),
-        _nothing,
+        _no_words,
     ),
     Statement(
         "largest loss",
@@ -454,7 +455,7 @@ WORST: tuple[Statement[WorstLoss], ...] = (
     Statement(
         "largest losses not told apart",
         "its efficiency is the lowest measured there",
-        _always,
+        _holds_always,
         lambda worst: (
             f"Largest loss measured at the most ranks, not told apart from {_rivals_in_words(worst)}: {worst.loss}"
         ),
@@ -481,7 +482,7 @@ class BaselineLoss:
         return self.idle_share.ends.low > self.loss.ends.high
 
 
-_MUCH_IDLE = 0.1
+_NOTABLE_IDLE_SHARE = 0.1
 """Share of the baseline's step in which nothing is computed, from which its own loss is stated.
 
 (Efficiencies are relative to the baseline, so that its own is 1 whatever it loses.)
@@ -491,8 +492,8 @@ BASELINE: tuple[Statement[BaselineLoss], ...] = (
     Statement(
         "baseline computes",
         "the baseline computes nothing in less than 10 % of its step, or in less than the trial loses",
-        lambda loss: not loss.parts or loss.idle_share.value < max(_MUCH_IDLE, loss.loss.value),
-        _nothing,
+        lambda loss: not loss.parts or loss.idle_share.value < max(_NOTABLE_IDLE_SHARE, loss.loss.value),
+        _no_words,
     ),
     Statement(
         "most is lost on the baseline",
@@ -503,7 +504,7 @@ BASELINE: tuple[Statement[BaselineLoss], ...] = (
     Statement(
         "lost on the baseline",
         "that share is above what the trial loses, as measured",
-        _always,
+        _holds_always,
         lambda loss: f"Lost on the baseline already: {loss.parts}",
     ),
 )
@@ -526,7 +527,7 @@ class BestTrial:
     """Number of trials it was chosen from, itself among them."""
     is_tested: bool
     """Whether it has 3 runs or more."""
-    most_named: int = _MOST_LISTED
+    most_named: int = _MOST_NAMED
     """Number of rivals of which each is named."""
 
     @property
@@ -560,7 +561,7 @@ FASTEST: tuple[Statement[BestTrial], ...] = (
     Statement(
         "fastest, not told apart",
         "it has the shortest time, and the trials named are not significantly slower",
-        _always,
+        _holds_always,
         lambda choice: f"{choice.title}: {choice.trial}. Not told apart from it: {choice.named_rivals}.",
     ),
 )
@@ -578,7 +579,8 @@ class Expectation:
     candidates: int
 
 
-def _corrected_time(expected: Expectation | None) -> str:
+def _expectation_sentence(expected: Expectation | None) -> str:
+    """Return a sentence on the time to expect; empty where it is unknown."""
     if expected is None:
         return ""
     return (
@@ -592,13 +594,13 @@ EXPECTATION: tuple[Statement[Expectation | None], ...] = (
         "nothing to correct",
         "it is the only trial, has fewer than 3 runs, or is so far ahead that choosing it changed nothing",
         lambda expected: expected is None or expected.corrected == expected.measured,
-        _nothing,
+        _no_words,
     ),
     Statement(
         "corrected",
         "it was chosen from several trials as the fastest, and others came close",
-        _always,
-        _corrected_time,
+        _holds_always,
+        _expectation_sentence,
     ),
 )
 
@@ -616,7 +618,7 @@ class TrainingLength:
 
 
 LENGTH: tuple[Statement[TrainingLength], ...] = (
-    Statement("start-up unknown", "a start-up is unknown", lambda length: length.epochs is None, _nothing),
+    Statement("start-up unknown", "a start-up is unknown", lambda length: length.epochs is None, _no_words),
     Statement(
         "any length",
         "start-up and one epoch together are the shortest measured",
@@ -626,7 +628,7 @@ LENGTH: tuple[Statement[TrainingLength], ...] = (
     Statement(
         "from some epochs on",
         "with start-up it ends first, as measured, from that many epochs on and not for one epoch less",
-        _always,
+        _holds_always,
         lambda length: (
             f"With start-up ({length.startup}) it ends first in trainings of {length.epochs:,} epochs and more, as "
             f"measured; in shorter ones {length.other} does."
@@ -643,11 +645,11 @@ def _with_policy_and_ranks(words: Callable[[CurveComparison], str]) -> Callable[
     return lambda compared: f"{compared.mode}, {units.ranks(compared.gpus)}: {words(compared)}."
 
 
-def _times(compared: CurveComparison) -> str:
+def _times_as_fast(compared: CurveComparison) -> str:
     return f"{units.share(compared.result.ratio.value)}x"
 
 
-def _no_difference(compared: CurveComparison) -> str:
+def _no_difference_clause(compared: CurveComparison) -> str:
     return f"no significant difference between {compared.first} and {compared.second}"
 
 
@@ -662,14 +664,16 @@ PAIR: tuple[Statement[CurveComparison], ...] = (
         "fewer than 3 runs on a side",
         _verdict_is("too few repeats to tell"),
         _with_policy_and_ranks(
-            lambda pair: f"too few repeats to tell {pair.first} from {pair.second} ({_times(pair)})"
+            lambda pair: f"too few repeats to tell {pair.first} from {pair.second} ({_times_as_fast(pair)})"
         ),
     ),
     Statement(
         "no different pair",
         "the interval of the ratio holds 1",
         _verdict_is("no significant difference"),
-        _with_policy_and_ranks(lambda pair: f"{_no_difference(pair)} ({_times(pair)}; {certainty(pair.result.ratio)})"),
+        _with_policy_and_ranks(
+            lambda pair: f"{_no_difference_clause(pair)} ({_times_as_fast(pair)}; {certainty(pair.result.ratio)})"
+        ),
     ),
     Statement(
         "no different pair among so many",
@@ -677,23 +681,25 @@ PAIR: tuple[Statement[CurveComparison], ...] = (
         _verdict_is("not significant among all comparisons"),
         _with_policy_and_ranks(
             lambda pair: (
-                f"{_no_difference(pair)} among so many comparisons ({_times(pair)}; {certainty(pair.result.ratio)}; "
-                f"{sentences.corrected_p(pair.result.p_adjusted)})"
+                f"{_no_difference_clause(pair)} among so many comparisons ({_times_as_fast(pair)}; "
+                f"{certainty(pair.result.ratio)}; {sentences.corrected_p(pair.result.p_adjusted)})"
             )
         ),
     ),
     Statement(
         "different pair",
         "the interval of the ratio lies on one side of 1, and the p-value after Holm's correction is below 0.05",
-        _always,
+        _holds_always,
         _with_policy_and_ranks(
-            lambda pair: f"{pair.first} is {_times(pair)} as fast as {pair.second} ({certainty(pair.result.ratio)})"
+            lambda pair: (
+                f"{pair.first} is {_times_as_fast(pair)} as fast as {pair.second} ({certainty(pair.result.ratio)})"
+            )
         ),
     ),
 )
 
 
-def _several_pairs(against: AgainstReference) -> str:
+def _several_pairs_sentence(against: AgainstReference) -> str:
     """Return a sentence on several curves against a reference, grouped by verdict.
 
     Example: "weak, 8 ranks, against ddp: faster: deepspeed (1.12x, 1.05 to 1.20) / no significant difference: ...".
@@ -702,13 +708,18 @@ def _several_pairs(against: AgainstReference) -> str:
     for other in against.others:
         result = other.result
         interval = "" if _has_few_runs(result.ratio) else f", {ratio_interval(result.ratio)}"
-        by_verdict.setdefault(result.verdict, []).append(f"{other.first} ({_times(other)}{interval})")
+        by_verdict.setdefault(result.verdict, []).append(f"{other.first} ({_times_as_fast(other)}{interval})")
     verdicts = " / ".join(f"{verdict}: {'; '.join(names)}" for verdict, names in by_verdict.items())
     return f"{against.mode}, {units.ranks(against.gpus)}, against {against.reference}: {verdicts}."
 
 
 SEVERAL: tuple[Statement[AgainstReference], ...] = (
-    Statement("several pairs", "each curve stands under the verdict of its pair, as above", _always, _several_pairs),
+    Statement(
+        "several pairs",
+        "each curve stands under the verdict of its pair, as above",
+        _holds_always,
+        _several_pairs_sentence,
+    ),
 )
 
 
@@ -755,7 +766,7 @@ TRUST: tuple[Statement[Trust], ...] = (
         lambda trust: trust.notes > 0,
         lambda trust: f"No warning, {units.counted(trust.notes, 'note')}{trust.few_runs}.",
     ),
-    Statement("nothing found", "there is no finding", _always, lambda trust: f"No warning{trust.few_runs}."),
+    Statement("nothing found", "there is no finding", _holds_always, lambda trust: f"No warning{trust.few_runs}."),
 )
 
 TABLES: dict[str, tuple[tuple[Statement[Any], ...], ...]] = {

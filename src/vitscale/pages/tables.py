@@ -22,7 +22,7 @@ from vitscale.trial.trial import Mode
 
 TrialColumn = tuple[str, Callable[[TrialResult], Cell]]
 """A column's heading, and its cell for a trial."""
-_LONG = 16
+_LONGEST_UNFOLDED_TABLE = 16
 """Number of rows beyond which a table is folded."""
 _SHORT_VERDICTS = {
     "no significant difference": "no difference",
@@ -75,13 +75,15 @@ def _point_columns(curves: Sequence[CurveResult], trials: Sequence[TrialResult])
     """Return the columns of a scaling table after ranks and batch; `trials` are those of the curves."""
     step = _time_unit(trial.step_seconds for trial in trials)
     epoch = _time_unit(trial.epoch_seconds for trial in trials)
-    has_p95 = any(_p95(trial) is not None for trial in trials)
+    has_p95 = any(_step_seconds_p95(trial) is not None for trial in trials)
     has_plain = any(curve.plain_trial is not None for curve in curves)
     has_masks = any(map(_has_masks, trials))
     return [
         _PointColumn(Column("runs x steps", narrow="runs"), lambda trial, _: Cell(_runs_and_steps(trial))),
         _PointColumn(Column("step", step.sign), lambda trial, _: interval_cell(trial.step_seconds, step.text)),
-        _PointColumn(Column("p95", step.sign), lambda trial, _: Cell(step.text(_p95(trial))), is_shown=has_p95),
+        _PointColumn(
+            Column("p95", step.sign), lambda trial, _: Cell(step.text(_step_seconds_p95(trial))), is_shown=has_p95
+        ),
         _PointColumn(Column("epoch", epoch.sign), lambda trial, _: interval_cell(trial.epoch_seconds, epoch.text)),
         _PointColumn(Column("elapsed (epochs)"), lambda trial, _: _elapsed_cell(trial, epoch)),
         _PointColumn(Column("images/s"), lambda trial, _: interval_cell(trial.images_per_second, units.number)),
@@ -136,7 +138,7 @@ def _score_cell(trial: TrialResult, score: str) -> Cell:
     return Cell(units.UNKNOWN if share is None else f"{share:.1%}")
 
 
-def _p95(trial: TrialResult) -> float | None:
+def _step_seconds_p95(trial: TrialResult) -> float | None:
     return trial.median_of(lambda run: run.step_seconds_p95)
 
 
@@ -291,6 +293,7 @@ def _comparison_table(key: _ReferenceKey, members: Sequence[AgainstReference]) -
 
 
 def _comparison_cell(comparison: CurveComparison | None) -> Cell:
+    """Return a ratio of speeds with its verdict and interval: "1.12x", "faster, 1.05-1.20"."""
     if comparison is None:
         return Cell(units.UNKNOWN)
     result = comparison.result
@@ -332,7 +335,7 @@ def grouped_table(
         return None
     leading_headings = ("ranks", "batch")
     headings = [*leading_headings, *(heading for heading, _ in columns)]
-    is_long = sum(len(rows) for rows in rows_by_group.values()) > _LONG
+    is_long = sum(len(rows) for rows in rows_by_group.values()) > _LONGEST_UNFOLDED_TABLE
     grouped = table(
         columns=[Column(heading) for heading in headings],
         rows=rows_by_group,

@@ -30,18 +30,18 @@ class StudyLine(NamedTuple):
     comment: str = ""
 
 
-_HOSTFILES = ("hostfile", "hosts", "/job/hostfile")
+_USUAL_HOSTFILES = ("hostfile", "hosts", "/job/hostfile")
 """Hostfiles, in the order in which they are looked for; the last is DeepSpeed's default."""
 _MOST_CPU_RANKS = 4
-_PIXEL_LABELS = ("ade20k", "synthetic-masks")
+_DATASETS_WITH_PIXEL_LABELS = ("ade20k", "synthetic-masks")
 """Datasets with a label for each pixel."""
-_ANY_SIZE = ("ade20k", "folder", "hf", "shards")
+_DATASETS_OF_ANY_SIZE = ("ade20k", "folder", "hf", "shards")
 """Datasets whose images have no size of their own."""
-_WITHOUT_FILES = ("digits", "synthetic", "synthetic-masks")
+_DATASETS_WITHOUT_FILES = ("digits", "synthetic", "synthetic-masks")
 """Datasets that need no folder."""
 _USUAL_ROOT = "~/data"
 """Folder of images that the written study has where nobody names one."""
-_GPUS = re.compile(r"\bgpu(?::[\w.-]+)*:(\d+)")
+_GPU_RESOURCE = re.compile(r"\bgpu(?::[\w.-]+)*:(\d+)")
 """A type of GPU and its number in sinfo's list of a node's resources: "gpu:4", "gpu:a100:4"."""
 
 
@@ -116,13 +116,13 @@ def _this_machine_alone(machine: Machine, *, in_allocation: bool) -> StudyMachin
         hosts=1,
         launch=tuple(_open_mpi_line()),
         slurm=(),
-        description=f"this machine: {_resources(cores, gpus)}{allocation}",
+        description=f"this machine: {_resources_text(cores, gpus)}{allocation}",
     )
 
 
 def _hostfile_in(folder: Path) -> Path | None:
     """Return the first hostfile that lies in the folder, by the usual names."""
-    for name in _HOSTFILES:
+    for name in _USUAL_HOSTFILES:
         if (folder / name).is_file():
             return Path(name)
     return None
@@ -143,7 +143,7 @@ def _hosts_of_file(hostfile: Path, folder: Path, machine: Machine, study_folder:
         hosts=len(hosts),
         launch=(StudyLine("hostfile", str(written_path), "its hosts are reached by ssh"), *_open_mpi_line()),
         slurm=(),
-        description=f"the {counted(len(hosts), 'host')} of {hostfile}; this machine has {_resources(cores, gpus)}",
+        description=f"the {counted(len(hosts), 'host')} of {hostfile}; this machine has {_resources_text(cores, gpus)}",
     )
 
 
@@ -164,11 +164,11 @@ def _hosts_of_partition(partition: _Partition) -> StudyMachines:
             StudyLine("partition", partition.name, "sinfo lists them"),
             StudyLine("time", "01:00:00", "of each job"),
         ),
-        description=f"Slurm, from a login node; a node of {partition.name} has {_resources(cores, gpus)}",
+        description=f"Slurm, from a login node; a node of {partition.name} has {_resources_text(cores, gpus)}",
     )
 
 
-def _resources(cores: int, gpus: int) -> str:
+def _resources_text(cores: int, gpus: int) -> str:
     """Return "64 cores and 8 GPUs"."""
     gpu_words = counted(gpus, "GPU") if gpus else "no GPU"
     return f"{counted(cores, 'core')} and {gpu_words}"
@@ -204,7 +204,7 @@ def _default_partition() -> _Partition | None:
     fewest_cores = cores.rstrip("+")  # "64+": the nodes differ, and this is the smallest
     if not fewest_cores.isdecimal() or int(fewest_cores) == 0:
         return None
-    gpu_counts = [int(count) for count in _GPUS.findall(resources)]
+    gpu_counts = [int(count) for count in _GPU_RESOURCE.findall(resources)]
     return _Partition(name.rstrip("*"), int(fewest_cores), gpus=sum(gpu_counts))
 
 
@@ -219,7 +219,7 @@ class Wishes:
     gpus: tuple[int, ...] | None = None
 
 
-_WITH_FILES = tuple(name for name in SOURCES if name not in (*_WITHOUT_FILES, "hf"))
+_DATASETS_WITH_FILES = tuple(name for name in SOURCES if name not in (*_DATASETS_WITHOUT_FILES, "hf"))
 """Datasets whose files lie in a folder that the user has."""
 
 
@@ -244,7 +244,7 @@ def _require_root(dataset: str, root: str | None) -> None:
         RequestError: the folder is missing.
     """
     is_found = root is not None or Path(_USUAL_ROOT).expanduser().is_dir()
-    if dataset in _WITH_FILES and not is_found:
+    if dataset in _DATASETS_WITH_FILES and not is_found:
         raise RequestError(
             f"--data {dataset} is given, and not where its files lie",
             next_step=f"Add --root: --data {dataset} --root /path/to/images",
@@ -264,7 +264,7 @@ def _refuse_path(data: str) -> None:
     if is_spelled_as_path:
         raise RequestError(
             message,
-            valid=[f"--data {name}" for name in _WITH_FILES],
+            valid=[f"--data {name}" for name in _DATASETS_WITH_FILES],
             next_step=f"Write --data NAME --root {shlex.quote(data)}, once the path exists",
         )
 
@@ -297,7 +297,7 @@ def first_study(name: str, machines: StudyMachines, wishes: Wishes, repeats: int
         RequestError: a folder of images is given, and the images are of no folder.
     """
     data = wishes.data or ("synthetic" if machines.gpus else "digits")
-    if wishes.root is not None and data in _WITHOUT_FILES:
+    if wishes.root is not None and data in _DATASETS_WITHOUT_FILES:
         raise RequestError(f"--root is given, and images of {data} are in no folder", next_step="Add --data folder")
     image_size = _image_size(data, is_small=_is_small(machines, wishes))
     sections = {
@@ -313,7 +313,7 @@ def first_study(name: str, machines: StudyMachines, wishes: Wishes, repeats: int
     lines = [f"# Written by vitscale init for {machines.description}.", f"name = {toml_value(name)}"]
     for section, study_lines in sections.items():
         if study_lines:
-            lines += ["", f"[{section}]", *map(_written, study_lines)]
+            lines += ["", f"[{section}]", *map(_study_line_text, study_lines)]
     lines += [
         "",
         f"{'# [sweep]':<{_COMMENT_COLUMN}}# what else varies: every combination is a curve",
@@ -331,12 +331,12 @@ def _image_size(data: str, *, is_small: bool) -> int:
     """Return the pixels a side at which images are trained on."""
     if not is_small:
         return 224
-    return 64 if data in _PIXEL_LABELS else 32
+    return 64 if data in _DATASETS_WITH_PIXEL_LABELS else 32
 
 
 def _model_lines(data: str, machines: StudyMachines, wishes: Wishes, image_size: int) -> list[StudyLine]:
     """Return the lines of [model]."""
-    has_pixel_labels = data in _PIXEL_LABELS
+    has_pixel_labels = data in _DATASETS_WITH_PIXEL_LABELS
     is_small = _is_small(machines, wishes)
     usual_vit = "vit-ti16" if is_small else "vit-b16"
     usual_model = "swinv2-t" if has_pixel_labels else usual_vit
@@ -357,10 +357,10 @@ def _model_lines(data: str, machines: StudyMachines, wishes: Wishes, image_size:
 def _data_lines(data: str, wishes: Wishes, image_size: int) -> list[StudyLine]:
     """Return the lines of [data]."""
     lines = [StudyLine("name", data, "digits, synthetic, cifar10, cifar100, folder, shards, ...")]
-    if wishes.root is not None or data not in _WITHOUT_FILES:
+    if wishes.root is not None or data not in _DATASETS_WITHOUT_FILES:
         root = wishes.root or _USUAL_ROOT
         lines.append(StudyLine("root", root, "the archive, or the folder with train/ and val/"))
-    if data.startswith("synthetic") or data in _ANY_SIZE:
+    if data.startswith("synthetic") or data in _DATASETS_OF_ANY_SIZE:
         lines.append(StudyLine("source_size", image_size, "at which images are made, or stored"))
     return lines
 
@@ -395,7 +395,7 @@ _COMMENT_COLUMN = 30
 """Column of the comments beside settings."""
 
 
-def _written(line: StudyLine) -> str:
+def _study_line_text(line: StudyLine) -> str:
     """Return a line as it stands in the file."""
     setting = f"{line.key} = {toml_value(line.value)}"
     return f"{setting:<{_COMMENT_COLUMN}}# {line.comment}" if line.comment else setting

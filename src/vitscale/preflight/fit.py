@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from vitscale.store import checks
 
-_LARGE_RATIO = 16
+_LARGE_SIZE_RATIO = 16
 """Bandwidth is fitted to sizes from the largest down to a 16th of it: smaller messages may go in a burst, through a
 cache or by another protocol."""
 
@@ -68,8 +68,9 @@ def points(ranks: Sequence[checks.CheckedRank], group: checks.CheckGroup, operat
 
 def _slowest_rank_seconds(lines: Sequence[checks.CollectiveLine]) -> float:
     """Return the time of the slowest rank, the median over the repeats that all ranks have."""
-    repeats = min(len(line.seconds) for line in lines)
-    return statistics.median(max(line.seconds[repeat] for line in lines) for repeat in range(repeats))
+    seconds_by_repeat = zip(*(line.seconds for line in lines), strict=False)  # as many repeats as all ranks have
+    slowest_by_repeat: list[float] = [max(seconds_of_ranks) for seconds_of_ranks in seconds_by_repeat]
+    return statistics.median(slowest_by_repeat)
 
 
 class LinkFit(NamedTuple):
@@ -105,7 +106,7 @@ def fit(measured: Sequence[TimedSize]) -> LinkFit | None:
 def _large_points(measured: Sequence[TimedSize]) -> list[TimedSize]:
     """Return the points from the largest down to a 16th of it; the two largest where these would be fewer than two."""
     largest = max(point.bus_bytes for point in measured)
-    large = [point for point in measured if point.bus_bytes * _LARGE_RATIO >= largest]
+    large = [point for point in measured if point.bus_bytes * _LARGE_SIZE_RATIO >= largest]
     if len(large) >= 2:
         return large
     return sorted(measured, key=lambda point: point.bus_bytes)[-2:]
@@ -139,9 +140,8 @@ def _fit_line(measured: Sequence[TimedSize]) -> _Line:
 
     coefficients = np.array([(1 / point.seconds, point.bus_bytes / point.seconds) for point in measured])  # [points, 2]
     targets = np.ones(len(measured))
-    column_norms = np.linalg.norm(
-        coefficients, axis=0
-    )  # [2]: of 1 / t and of x / t, which differ by many powers of ten
+    # The columns, of 1 / t and of x / t, differ by many powers of ten: each is scaled to a norm of 1.
+    column_norms = np.linalg.norm(coefficients, axis=0)  # [2]
     scaled_solution, _ = nnls(coefficients / column_norms, targets)
     latency, seconds_per_byte = scaled_solution / column_norms
     return _Line(float(latency), float(seconds_per_byte))

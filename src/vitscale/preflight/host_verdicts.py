@@ -17,11 +17,11 @@ from vitscale.preflight.network_verdicts import facts_by_host
 from vitscale.preflight.verdict import concerning, error, finding, host_of, hosts_of, note, ranks_named, warning
 from vitscale.present.document import About, Finding
 from vitscale.present.units import counted, listed, number, seconds, size
-from vitscale.store.checks import CheckedRank, CheckRecord, DiskLine, FactsLine, Operation, SplitGroup
+from vitscale.store.checks import CheckedRank, CheckRecord, FactsLine, Operation, SplitGroup
 
 _QUOTA_TOLERANCE = 1.05
 """Cores used may exceed those available by this factor, for a quota need not be a whole number of cores."""
-_MOST_LIBRARIES = 8
+_MOST_LIBRARIES_NAMED = 8
 """Most libraries that one finding lists."""
 
 
@@ -41,7 +41,7 @@ def versions_differ(record: CheckRecord) -> Iterable[Finding]:
     if differences:
         yield warning(
             kind="versions-differ",
-            message=f"not all hosts have the same versions: {'; '.join(differences[:_MOST_LIBRARIES])}",
+            message=f"not all hosts have the same versions: {'; '.join(differences[:_MOST_LIBRARIES_NAMED])}",
             advice="Install the same versions everywhere, or use one environment on a shared disk",
         )
 
@@ -49,12 +49,12 @@ def versions_differ(record: CheckRecord) -> Iterable[Finding]:
 def _version_difference(library: str, ranks_by_version: Mapping[str, list[CheckedRank]]) -> str:
     """Return "torch 2.13, but 2.12 on node3"; the usual version is that of most ranks."""
     usual_version = max(ranks_by_version, key=lambda version: len(ranks_by_version[version]))
-    others = [
+    other_versions = [
         f"{version} on {listed(hosts_of(ranks))}"
         for version, ranks in ranks_by_version.items()
         if version != usual_version
     ]
-    return f"{library} {usual_version}, but {listed(others)}"
+    return f"{library} {usual_version}, but {listed(other_versions)}"
 
 
 def drivers_differ(record: CheckRecord) -> Iterable[Finding]:
@@ -82,7 +82,7 @@ def too_few_cores(record: CheckRecord) -> Iterable[Finding]:
         load = _CoreLoad(
             ranks=ranks_by_host[host],
             threads=record.request.world.threads_per_rank,
-            workers=_workers(record),
+            workers=_loader_threads(record),
             cores=_usable_cores(facts),
         )
         by_quota = " by its quota" if load.cores < facts.host_cores else ""
@@ -126,7 +126,7 @@ class _CoreLoad(NamedTuple):
         return self.ranks * threads_per_rank > _QUOTA_TOLERANCE * self.cores
 
 
-def _workers(record: CheckRecord) -> int:
+def _loader_threads(record: CheckRecord) -> int:
     """Return the loader threads of a rank in the study; 0 without a study."""
     trial = record.request.trial
     return trial.data.workers if trial is not None else 0
@@ -138,12 +138,12 @@ def _usable_cores(facts: FactsLine) -> float:
     return facts.host_cores if quota_cores is None else min(facts.host_cores, quota_cores)
 
 
-_USUAL_SHARE = 0.3
+_USUAL_MATMUL_SHARE = 0.3
 """Share of the matrix-multiply rate that training usually reaches at least; a slower loader is certainly too slow."""
 _LITTLE_ROOM_BYTES = 1 << 30
 _NO_ROOM_BYTES = 64 << 20
 _SLOW_RECORD_SECONDS = 0.1
-_LATE_SECONDS = 2.0
+_LATE_FOLDER_SECONDS = 2.0
 
 
 def slow_loader(record: CheckRecord) -> Iterable[Finding]:
@@ -154,7 +154,7 @@ def slow_loader(record: CheckRecord) -> Iterable[Finding]:
         return
     slowest = min(rates)
     is_measured = need.source == "run"
-    is_certain = is_measured or slowest < _USUAL_SHARE * need.images_per_second
+    is_certain = is_measured or slowest < _USUAL_MATMUL_SHARE * need.images_per_second
     verb = "takes" if is_measured else "may take up to"
     consequence = ": training waits for data" if is_certain else ""
     condition = "" if is_certain else " if training shows data wait"
@@ -163,7 +163,7 @@ def slow_loader(record: CheckRecord) -> Iterable[Finding]:
         kind="loader-slow",
         message=f"the loader alone gives a rank {number(slowest)} images/s, and the model {verb} "
         f"{number(need.images_per_second)} ({need.described}){consequence}",
-        advice=f"Set data.workers higher (it is {_workers(record)}){condition}",
+        advice=f"Set data.workers higher (it is {_loader_threads(record)}){condition}",
     )
 
 
@@ -194,16 +194,17 @@ def slow_disk(record: CheckRecord) -> Iterable[Finding]:
 
 def unshared_folder(record: CheckRecord) -> Iterable[Finding]:
     """Warns of hosts that do not see what another host writes, or see it late."""
-    blind = [rank for rank in record.ranks if rank.disk is not None and _sees_nothing(rank.disk)]
-    if blind:
+    unsighted = [rank for rank in record.ranks if _waited_in_vain(rank)]
+    if unsighted:
+        ranks = ranks_named([rank.rank for rank in unsighted])
         yield error(
             kind="folder-not-shared",
-            message=f"{ranks_named([rank.rank for rank in blind])} ({listed(hosts_of(blind))}) did not see a file that "
-            "rank 0 wrote to the results folder",
+            message=f"{ranks} ({listed(hosts_of(unsighted))}) did not see a file that rank 0 wrote to the results "
+            "folder",
             advice="Give a folder on a file system that all hosts share with -o",
-            about=concerning(blind),
+            about=concerning(unsighted),
         )
-    late = [rank for rank in record.ranks if _seen_after_seconds(rank) > _LATE_SECONDS]
+    late = [rank for rank in record.ranks if _seen_after_seconds(rank) > _LATE_FOLDER_SECONDS]
     if late:
         longest = max(map(_seen_after_seconds, late))
         yield note(
@@ -215,9 +216,10 @@ def unshared_folder(record: CheckRecord) -> Iterable[Finding]:
         )
 
 
-def _sees_nothing(disk: DiskLine) -> bool:
+def _waited_in_vain(rank: CheckedRank) -> bool:
     """Whether a rank waited for rank 0's file in vain. A rank that did not wait has recorded another reason."""
-    return disk.seen_seconds is None and "not seen" in disk.seen_reason
+    disk = rank.disk
+    return disk is not None and disk.seen_seconds is None and "not seen" in disk.seen_reason
 
 
 def _seen_after_seconds(rank: CheckedRank) -> float:
@@ -225,9 +227,9 @@ def _seen_after_seconds(rank: CheckedRank) -> float:
     return (rank.disk.seen_seconds or 0.0) if rank.disk is not None else 0.0
 
 
-_SLOW = 1.5
+_SLOW_GROUP_RATIO = 1.5
 """A group that takes this many times the median of the others is slow."""
-_IN_EVERY_BLOCK: tuple[SplitGroup, ...] = ("tensor", "sequence")
+_GROUPS_USED_IN_EVERY_BLOCK: tuple[SplitGroup, ...] = ("tensor", "sequence")
 """Groups whose ranks exchange in every block of the model."""
 
 
@@ -240,14 +242,14 @@ def slow_groups(record: CheckRecord) -> Iterable[Finding]:
             times = _group_times(record, name, operation)
             for ranks, group_seconds in times.seconds_by_group.items():
                 usual_seconds = _usual_seconds(times.seconds_by_group, without=ranks)
-                is_slow = usual_seconds > 0 and group_seconds >= _SLOW * usual_seconds
+                is_slow = usual_seconds > 0 and group_seconds >= _SLOW_GROUP_RATIO * usual_seconds
                 if not is_slow or ranks in reported:
                     continue
                 reported.add(ranks)
                 hosts = hosts_of(rank_by_number[rank] for rank in ranks)
                 yield warning(
                     kind="slow-group",
-                    message=f"{name} {_joined(ranks)} ({listed(hosts)}): {operation.replace('_', '-')} of "
+                    message=f"{name} {_group_name(ranks)} ({listed(hosts)}): {operation.replace('_', '-')} of "
                     f"{size(times.size_bytes)} takes {seconds(group_seconds)}, {group_seconds / usual_seconds:.1f} "
                     "times as long as in the other groups, which wait for it",
                     advice="See what else uses these hosts and their links; or leave them out",
@@ -257,8 +259,8 @@ def slow_groups(record: CheckRecord) -> Iterable[Finding]:
 
 def _usual_seconds(seconds_by_group: Mapping[tuple[int, ...], float], *, without: tuple[int, ...]) -> float:
     """Return the median time of the other groups; 0 where there is no other."""
-    others = [group_seconds for ranks, group_seconds in seconds_by_group.items() if ranks != without]
-    return statistics.median(others) if others else 0.0
+    other_seconds = [group_seconds for ranks, group_seconds in seconds_by_group.items() if ranks != without]
+    return statistics.median(other_seconds) if other_seconds else 0.0
 
 
 class _GroupTimes(NamedTuple):
@@ -282,25 +284,38 @@ def _group_times(record: CheckRecord, name: SplitGroup, operation: Operation) ->
             if line.group == name and line.operation == operation:
                 repeat_seconds[_RankSize(rank.rank, line.size_bytes)] = line.seconds
     groups = record.request.split_groups(name)
-    ranks = list(chain.from_iterable(groups))
-    sizes = {key.size_bytes for key in repeat_seconds}
-    common_sizes = [size for size in sizes if all(_RankSize(rank, size) in repeat_seconds for rank in ranks)]
-    if not common_sizes:
+    size = _largest_common_size(repeat_seconds, list(chain.from_iterable(groups)))
+    if size is None:
         return _GroupTimes(0, {})
-    largest_size = max(common_sizes)
     seconds_by_group = {}
     for group in groups:
-        seconds_by_rank = [repeat_seconds[_RankSize(rank, largest_size)] for rank in group]
-        seconds_by_repeat = zip(*seconds_by_rank, strict=False)  # as many repeats as all ranks have
-        slowest_by_repeat = [max(seconds_of_ranks) for seconds_of_ranks in seconds_by_repeat]
-        seconds_by_group[group] = min(slowest_by_repeat)
-    return _GroupTimes(largest_size, seconds_by_group)
+        seconds_by_group[group] = _best_group_seconds([repeat_seconds[_RankSize(rank, size)] for rank in group])
+    return _GroupTimes(size, seconds_by_group)
+
+
+def _largest_common_size(measured: Iterable[_RankSize], ranks: Sequence[int]) -> int | None:
+    """Return the largest size in bytes that all these ranks have measured; None where they have none in common."""
+    ranks_by_size: dict[int, set[int]] = {}
+    for rank_size in measured:
+        ranks_by_size.setdefault(rank_size.size_bytes, set()).add(rank_size.rank)
+    common_sizes = [size for size, ranks_of_size in ranks_by_size.items() if ranks_of_size.issuperset(ranks)]
+    return max(common_sizes, default=None)
+
+
+def _best_group_seconds(repeats_by_rank: Sequence[Sequence[float]]) -> float:
+    """Return the seconds of a group's fastest repeat, each of which takes as long as on its slowest rank.
+
+    `repeats_by_rank`: the seconds of each repeat, for each rank of the group.
+    """
+    seconds_by_repeat = zip(*repeats_by_rank, strict=False)  # as many repeats as all ranks have
+    slowest_by_repeat: list[float] = [max(seconds_of_ranks) for seconds_of_ranks in seconds_by_repeat]
+    return min(slowest_by_repeat)
 
 
 def groups_across_hosts(record: CheckRecord) -> Iterable[Finding]:
     """Warns of groups that exchange between hosts in every block of the model."""
     hosts = {rank.rank: host_of(rank) for rank in record.ranks}
-    for name in _IN_EVERY_BLOCK:
+    for name in _GROUPS_USED_IN_EVERY_BLOCK:
         groups = record.request.split_groups(name)
         spread = [ranks for ranks in groups if len(_known_hosts(ranks, hosts)) > 1]
         if not spread:
@@ -313,7 +328,7 @@ def groups_across_hosts(record: CheckRecord) -> Iterable[Finding]:
             advice = "Split the model over the ranks of a host alone, and raise data parallelism instead"
         yield warning(
             kind="group-across-hosts",
-            message=f"{name} {_joined(ranks)}{share} exchanges activations in every block, between the hosts "
+            message=f"{name} {_group_name(ranks)}{share} exchanges activations in every block, between the hosts "
             f"{listed(sorted(_known_hosts(ranks, hosts)))}",
             advice=advice,
             about=About(ranks=ranks),
@@ -346,6 +361,6 @@ def no_groups(record: CheckRecord) -> Iterable[Finding]:
         )
 
 
-def _joined(ranks: Iterable[int]) -> str:
+def _group_name(ranks: Iterable[int]) -> str:
     """Return the ranks of a group as "2+3", as in messages on lost ranks."""
     return "+".join(map(str, ranks))

@@ -27,7 +27,7 @@ from vitscale.store.checks import (
 )
 from vitscale.trial.trial import World, world_of_hosts
 
-_READERS = {"nccl-tests": read_nccl_tests, "perftest": read_perftest}
+_READER_BY_FORMAT = {"nccl-tests": read_nccl_tests, "perftest": read_perftest}
 _LONGEST_DESCRIPTION = 200
 _NO_WORLD = World(ranks_per_node=1, threads_per_rank=1)
 
@@ -50,9 +50,9 @@ def import_links(paths: Sequence[Path], log_format: LinkFormat, results: Path) -
         StoreError: a file cannot be read, nothing in them can be used, or the folder cannot be written.
     """
     refuse_links(results)
-    links, problems = _READERS[log_format](paths)
-    selection = _selection(links)
-    record = _record(selection, links, log_format)
+    links, problems = _READER_BY_FORMAT[log_format](paths)
+    selection = _selected_measurements(links)
+    record = _check_record(selection, links, log_format)
     if not record.fits:
         reasons = f": {'; '.join(problems)}" if problems else ""
         raise StoreError(
@@ -82,17 +82,17 @@ class _Selection(NamedTuple):
     """Sentences on the measurements that are left out."""
 
 
-def _selection(links: Sequence[MeasuredLink]) -> _Selection:
+def _selected_measurements(links: Sequence[MeasuredLink]) -> _Selection:
     """Choose the measurements that make one check.
 
     Those among all ranks of smaller worlds are left out: a check has one number of ranks.
     """
-    worlds = [_world(link) for link in links]
+    worlds = [_world_of_link(link) for link in links]
     largest_world = max(worlds, key=lambda world: (world.nodes > 1, world.size), default=_NO_WORLD)
     lines: dict[_Measurement, CollectiveLine] = {}
     skipped = []
     for world, link in zip(worlds, links, strict=True):
-        group = _group(world)
+        group = _group_of_world(world)
         if group == "all ranks" and world != largest_world:
             skipped.append(
                 f"{link.file.name}: {link.operation} on {world.size} ranks is left out beside {largest_world.size}"
@@ -110,7 +110,7 @@ def _selection(links: Sequence[MeasuredLink]) -> _Selection:
     return _Selection(largest_world, tuple(lines.values()), tuple(skipped))
 
 
-def _record(selection: _Selection, links: Sequence[MeasuredLink], log_format: LinkFormat) -> CheckRecord:
+def _check_record(selection: _Selection, links: Sequence[MeasuredLink], log_format: LinkFormat) -> CheckRecord:
     """Return the check that the selected measurements of these links make."""
     ranks = (CheckedRank(rank=0, collectives=selection.lines, ended=True),)
     now = time.time()
@@ -143,14 +143,14 @@ def _record(selection: _Selection, links: Sequence[MeasuredLink], log_format: Li
     )
 
 
-def _world(link: MeasuredLink) -> World:
+def _world_of_link(link: MeasuredLink) -> World:
     """Return the world of a link's ranks; the host with most ranks decides on the ranks per node."""
     ranks_by_host = Counter(link.hosts)
     most_ranks = max(ranks_by_host.values())
     return world_of_hosts(len(link.hosts), most_ranks, 1)
 
 
-def _group(world: World) -> CheckGroup:
+def _group_of_world(world: World) -> CheckGroup:
     """Return the kind of group that the ranks of a measured world are."""
     if world.nodes == 1:
         return "inside nodes"

@@ -88,7 +88,7 @@ def pace_warnings(plan: Plan, results: Path) -> list[str]:
     return [f"{finding.message} (vitscale check, {day}). {finding.advice}" for finding in findings]
 
 
-_MOST_RANKS = 64
+_MOST_RANK_ROWS = 64
 """Most ranks with a row in the table."""
 _AT_ONCE_SECONDS = 0.02
 """Below this a new file is seen "at once"."""
@@ -139,7 +139,7 @@ def _rank_table(record: CheckRecord) -> doc.Table:
         doc.Column("device", words=True),
     )
     rows = []
-    for rank in record.ranks[:_MOST_RANKS]:
+    for rank in record.ranks[:_MOST_RANK_ROWS]:
         device = rank.facts.environment.device if rank.facts is not None else None
         matmul_rate = rank.matmul.flops_per_second if rank.matmul is not None else None
         pace = f"{rank_rates[rank.rank] / highest_rate:.2f}" if rank.rank in rank_rates else UNKNOWN
@@ -153,8 +153,8 @@ def _rank_table(record: CheckRecord) -> doc.Table:
             device.name if device is not None else UNAVAILABLE,
         )
         rows.append(tuple(map(doc.Cell, texts)))
-    more = len(record.ranks) - _MOST_RANKS
-    notes = (f"{more} more ranks: --json has them.",) if more > 0 else ()
+    unlisted_ranks = len(record.ranks) - _MOST_RANK_ROWS
+    notes = (f"{unlisted_ranks} more ranks: --json has them.",) if unlisted_ranks > 0 else ()
     return doc.Table(columns, (doc.RowGroup("", tuple(rows)),), notes)
 
 
@@ -237,11 +237,11 @@ def _disk_lines(record: CheckRecord) -> list[str]:
     free = size(min(disk.free_bytes for disk in disks))
     slowest_record = max(statistics.median(disk.record_seconds) for disk in disks)
     line = f"disk: {free} free; a record is safe after {seconds(slowest_record)}"
-    seen_seconds = [
-        rank.disk.seen_seconds
-        for rank in record.ranks
-        if rank.rank != 0 and rank.disk is not None and rank.disk.seen_seconds is not None
-    ]
+    seen_seconds: list[float] = []
+    for rank in record.ranks:
+        is_other_rank = rank.rank != 0  # rank 0 writes the file that the others wait for
+        if is_other_rank and rank.disk is not None and rank.disk.seen_seconds is not None:
+            seen_seconds.append(rank.disk.seen_seconds)
     if seen_seconds:
         latest_seen = max(seen_seconds)
         delay = f"within {seconds(latest_seen)}" if latest_seen > _AT_ONCE_SECONDS else "at once"

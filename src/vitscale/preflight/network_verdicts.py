@@ -15,9 +15,9 @@ from vitscale.present.document import About, Finding
 from vitscale.present.units import listed, rate
 from vitscale.store.checks import CheckRecord, FactsLine, Interface
 
-_SLOW_SHARE = 0.5
+_SLOW_INTERFACE_SHARE = 0.5
 """The interface that a library takes is too slow if its speed is below this share of another's."""
-_LINK_SHARE = 0.5
+_EXPECTED_LINK_SHARE = 0.5
 """Share of an interface's speed that all-reduce across nodes should reach."""
 
 
@@ -46,7 +46,7 @@ def interface_choices(record: CheckRecord) -> Iterable[Finding]:
 
 def _missing_interfaces(choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
     """Report hosts where the variable names no interface that works."""
-    hosts = [host for host, choice in choices.items() if choice.setting is not None and not choice.names]
+    hosts = [host for host, choice in choices.items() if choice.is_setting_in_vain]
     if not hosts:
         return
     choice = choices[hosts[0]]
@@ -88,7 +88,7 @@ def _loopback_interfaces(facts: Mapping[str, FactsLine], choices: Mapping[str, I
 def _virtual_interfaces(choices: Mapping[str, InterfaceChoice]) -> Iterable[Finding]:
     """Warn of hosts where the library takes an interface to containers or virtual machines."""
     names = {host: choice.first_name for host, choice in choices.items() if choice.first_name is not None}
-    hosts = [host for host, name in names.items() if name.startswith(VIRTUAL)]
+    hosts = [host for host, name in names.items() if name.startswith(VIRTUAL_PREFIXES)]
     if not hosts:
         return
     yield warning(
@@ -149,13 +149,13 @@ def _slower_interfaces(facts: Mapping[str, FactsLine], choices: Mapping[str, Int
 
 def _much_faster_interface(facts: FactsLine, choice: InterfaceChoice) -> str | None:
     """Return "eth0 at 1,000 Mbit/s is taken, and eth1 has 100,000"; None where none is much faster than those taken."""
-    taken = interfaces_named(facts, choice.names)
-    taken_speeds = [interface.speed_mbit for interface in taken if interface.speed_mbit is not None]
+    taken_interfaces = interfaces_named(facts, choice.names)
+    taken_speeds = [interface.speed_mbit for interface in taken_interfaces if interface.speed_mbit is not None]
     other_interfaces = [interface for interface in _outward_interfaces(facts) if interface.name not in choice.names]
     if not taken_speeds or not other_interfaces:
         return None
     fastest = other_interfaces[0]
-    if max(taken_speeds) >= _SLOW_SHARE * (fastest.speed_mbit or 0):
+    if max(taken_speeds) >= _SLOW_INTERFACE_SHARE * (fastest.speed_mbit or 0):
         return None
     return (
         f"{choice.first_name} at {max(taken_speeds):,} Mbit/s is taken, and {fastest.name} has {fastest.speed_mbit:,}"
@@ -212,7 +212,7 @@ def slow_link(record: CheckRecord) -> Iterable[Finding]:
     for fit in record.fits:
         bandwidth = fit.bandwidth_bytes_per_second
         is_across_nodes = fit.group == "across nodes" and fit.operation == "all_reduce"
-        if is_across_nodes and bandwidth < _LINK_SHARE * possible_bytes_per_second:
+        if is_across_nodes and bandwidth < _EXPECTED_LINK_SHARE * possible_bytes_per_second:
             share = bandwidth / possible_bytes_per_second
             yield warning(
                 kind="slow-link",
@@ -228,15 +228,34 @@ def _outward_interfaces(facts: FactsLine) -> list[Interface]:
 
     These are all that work, apart from loopback and those to containers and virtual machines.
     """
-    working = [interface for interface in facts.interfaces if interface.up and interface.addresses]
-    physical = [interface for interface in working if not interface.name.startswith(VIRTUAL)]
+    working = [interface for interface in facts.interfaces if _works(interface)]
+    physical = [interface for interface in working if not interface.name.startswith(VIRTUAL_PREFIXES)]
     outward = [interface for interface in physical if interface.kind != "loopback"]
     return sorted(outward, key=lambda interface: interface.speed_mbit or 0, reverse=True)
 
 
-VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "cali", "lxc", "lxd", "tun", "tap", "wg", "zt", "podman")
+def _works(interface: Interface) -> bool:
+    """Whether an interface is up, and has an address."""
+    return bool(interface.up and interface.addresses)
+
+
+VIRTUAL_PREFIXES = (
+    "docker",
+    "virbr",
+    "br-",
+    "cni",
+    "flannel",
+    "cali",
+    "lxc",
+    "lxd",
+    "tun",
+    "tap",
+    "wg",
+    "zt",
+    "podman",
+)
 """Prefixes of interfaces that lead to containers, virtual machines and tunnels, not to other hosts."""
-_NCCL_LAST = ("docker", "lo", "virbr")
+_NCCL_LAST_RESORT_PREFIXES = ("docker", "lo", "virbr")
 """Prefixes of interfaces that NCCL takes only where there are no others."""
 
 
@@ -252,6 +271,11 @@ class InterfaceChoice:
     """Interfaces that the library takes; empty: the setting names none that exists."""
     address: str | None = None
     """For gloo without a setting: the address that the host's name resolves to."""
+
+    @property
+    def is_setting_in_vain(self) -> bool:
+        """Whether the variable is set, and names no interface that works."""
+        return self.setting is not None and not self.names
 
     @property
     def first_name(self) -> str | None:
@@ -299,15 +323,15 @@ def nccl_choice(facts: FactsLine) -> InterfaceChoice:
     variables; src/misc/socket.cc).
     """
     value = facts.environment.settings.get("NCCL_SOCKET_IFNAME") or None
-    names = [interface.name for interface in facts.interfaces if interface.addresses and interface.up]
+    names = [interface.name for interface in facts.interfaces if _works(interface)]
     if value is not None:
         setting = _NcclSetting.parse(value)
         allowed = tuple(name for name in names if setting.allows(name))
         return InterfaceChoice("NCCL_SOCKET_IFNAME", value, allowed)
     infiniband = [name for name in names if name.startswith("ib")]
-    usual = [name for name in names if not name.startswith(_NCCL_LAST)]
+    usual = [name for name in names if not name.startswith(_NCCL_LAST_RESORT_PREFIXES)]
     last_resorts: list[str] = []
-    for prefix in _NCCL_LAST:
+    for prefix in _NCCL_LAST_RESORT_PREFIXES:
         last_resorts += [name for name in names if name.startswith(prefix)]
     return InterfaceChoice("NCCL_SOCKET_IFNAME", None, tuple(infiniband or usual or last_resorts[:1]))
 

@@ -23,11 +23,11 @@ from vitscale.store.checks import CheckedRank, CheckRecord
 from vitscale.store.records import GpuSamples
 from vitscale.trial.rank_batches import speeds_from_rates
 
-_SLOW = 0.9
+_SLOW_SPEED = 0.9
 """A rank is slow below this relative speed."""
-_UNSTEADY = 0.15
+_UNSTEADY_SPREAD = 0.15
 """A rank is unsteady if its repeats differ by more than this share of their median."""
-_THROTTLED = 0.01
+_THROTTLED_SHARE = 0.01
 """Throttling is reported above this share of the time."""
 _LONGEST_SPEED_LIST = 64
 """Most ranks whose speeds are written out in an advice."""
@@ -63,7 +63,7 @@ def _is_slow_in_every_repeat(rank: CheckedRank, rate: float, relative_speed: flo
 
     A rank with one repeat at the others' rate was disturbed in its other repeats, which `unsteady` reports.
     """
-    if rank.compute is None or relative_speed >= _SLOW:
+    if rank.compute is None or relative_speed >= _SLOW_SPEED:
         return False
     fastest_repeat = max(rank.compute.pieces_per_second)
     # The others' rate is rate / relative_speed. Multiply instead: a relative speed can be so small that it is 0.
@@ -110,22 +110,22 @@ def _cause_of_slowness(rank: CheckedRank, record: CheckRecord, matmul_speeds: Ma
         matmul_speeds: rank number -> relative speed of large matrix products, which use the device alone.
     """
     lacks_cpu_time = _lacks_cpu_time(rank, record.ranks)
-    if rank.facts is not None and _cpu_throttled_share(rank) > _THROTTLED and lacks_cpu_time:
+    if rank.facts is not None and _cpu_throttled_share(rank) > _THROTTLED_SHARE and lacks_cpu_time:
         return _Cause(_quota_sentence(rank.facts.environment.cpu_quota_cores))
 
     gpu = _gpu_samples(rank)
-    if gpu is not None and _gpu_throttled_share(rank) > _THROTTLED:
+    if gpu is not None and _gpu_throttled_share(rank) > _THROTTLED_SHARE:
         return _Cause(f"Its GPU slows its clocks: {listed(gpu.throttle_reasons)}")
 
     cpu_share = _cpu_share(rank) if _computes_on_cpu(rank) else None
-    if cpu_share is not None and cpu_share < _SLOW and lacks_cpu_time:
+    if cpu_share is not None and cpu_share < _SLOW_SPEED and lacks_cpu_time:
         sentence = f"It gets {cpu_share:.2f} of a core: other processes take the rest"
         return _Cause(sentence, is_other_processes=True)
 
     matmul_speed = matmul_speeds.get(rank.rank)
     if matmul_speed is None:
         return _Cause("Its matrix-multiply rate is unavailable")
-    if matmul_speed < _SLOW:
+    if matmul_speed < _SLOW_SPEED:
         return _Cause(f"Its matrix-multiply rate is {matmul_speed:.2f} of the others' too: the device is slower")
     return _Cause(f"Its matrix-multiply rate is {matmul_speed:.2f} of the others': something else takes its time")
 
@@ -140,7 +140,7 @@ def _lacks_cpu_time(rank: CheckedRank, ranks: Sequence[CheckedRank]) -> bool:
     known_shares = [share for share in other_shares if share is not None]
     if own_share is None or not known_shares:
         return True
-    return own_share < _SLOW * max(known_shares)
+    return own_share < _SLOW_SPEED * max(known_shares)
 
 
 def _quota_sentence(quota_cores: float | None) -> str:
@@ -150,6 +150,7 @@ def _quota_sentence(quota_cores: float | None) -> str:
 
 
 def _share_advice(record: CheckRecord, slow_ranks: Sequence[int]) -> str:
+    """Return the advice to leave slow ranks out, or to give them smaller shares of the batch."""
     pronoun = "it" if len(slow_ranks) == 1 else "them"
     advice = f"Leave {pronoun} out, or give smaller shares"
     speeds = checked_rank_speeds(record)
@@ -178,7 +179,7 @@ def mixed_devices(record: CheckRecord) -> Iterable[Finding]:
 
 def gpu_throttling(record: CheckRecord) -> Iterable[Finding]:
     """Warns of GPUs that slowed their clocks while they computed."""
-    ranks = [rank for rank in record.ranks if _gpu_throttled_share(rank) > _THROTTLED]
+    ranks = [rank for rank in record.ranks if _gpu_throttled_share(rank) > _THROTTLED_SHARE]
     if not ranks:
         return
     reasons: list[str] = []
@@ -196,7 +197,7 @@ def gpu_throttling(record: CheckRecord) -> Iterable[Finding]:
 
 def cpu_throttling(record: CheckRecord) -> Iterable[Finding]:
     """Warns of ranks that a CPU quota held back while they computed."""
-    ranks = [rank for rank in record.ranks if _cpu_throttled_share(rank) > _THROTTLED]
+    ranks = [rank for rank in record.ranks if _cpu_throttled_share(rank) > _THROTTLED_SHARE]
     if not ranks:
         return
     largest_share = max(_cpu_throttled_share(rank) for rank in ranks)
@@ -245,7 +246,7 @@ def unsteady(record: CheckRecord) -> Iterable[Finding]:
     spreads: dict[int, float] = {}
     for rank in record.ranks:
         spread = _spread_over_repeats(rank)
-        if spread is not None and spread > _UNSTEADY:
+        if spread is not None and spread > _UNSTEADY_SPREAD:
             spreads[rank.rank] = spread
     if not spreads:
         return
@@ -280,7 +281,7 @@ def clocks_differ(record: CheckRecord) -> Iterable[Finding]:
     for device, clocks in clocks_by_device.items():
         highest = max(clocks.values())
         lowest = min(clocks.values())
-        slow_ranks = [rank for rank, clock in clocks.items() if clock < _SLOW * highest]
+        slow_ranks = [rank for rank, clock in clocks.items() if clock < _SLOW_SPEED * highest]
         if slow_ranks:
             yield warning(
                 kind="clocks-differ",

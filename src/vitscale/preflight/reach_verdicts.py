@@ -24,13 +24,13 @@ from vitscale.present.units import listed
 from vitscale.schedulers.hostfile import on_host
 from vitscale.store.checks import STAGES, CheckedRank, CheckRecord, CheckStage, HostAnswer
 
-_NETWORK_STAGES: dict[CheckStage, str] = {
+_CONSEQUENCE_BY_NETWORK_STAGE: dict[CheckStage, str] = {
     "network": "ranks cannot meet, and no training starts",
     "join": "ranks cannot meet, and no training starts",
     "collectives": "training would hang or fail in its first step",
 }
 """Stages in which ranks meet -> what training would do."""
-_SEVERITIES: dict[CheckStage, Severity] = {"matmul": "warning", "compute": "warning", "facts": "warning"}
+_SEVERITY_BY_STAGE: dict[CheckStage, Severity] = {"matmul": "warning", "compute": "warning", "facts": "warning"}
 """Severity of a failed stage; an error where the stage is not listed."""
 
 
@@ -65,7 +65,8 @@ def missing_ranks(record: CheckRecord) -> Iterable[Finding]:
             advice="See the log (--json prints its end). Python and vitscale must be at the same path on every host",
             about=About(ranks=tuple(missing)),
         )
-    stopped = [rank for rank in record.ranks if rank.rank not in missing and not rank.ended]
+    started = [rank for rank in record.ranks if rank.rank not in missing]
+    stopped = [rank for rank in started if not rank.ended]
     if stopped:
         yield _stopped_ranks_finding(record, stopped)
     if record.ending == "not started":
@@ -105,7 +106,7 @@ def _last_words(log: str) -> str:
 
 def rank_0_not_reached(record: CheckRecord) -> Iterable[Finding]:
     """Reports ranks that cannot connect by TCP to the address where ranks meet."""
-    cut_off = [rank for rank in record.ranks if rank.reach is not None and rank.reach.seconds is None]
+    cut_off = [rank for rank in record.ranks if _cannot_reach_rank_0(rank)]
     reach = cut_off[0].reach if cut_off else None
     if reach is not None:
         yield error(
@@ -116,6 +117,11 @@ def rank_0_not_reached(record: CheckRecord) -> Iterable[Finding]:
             "of them",
             about=concerning(cut_off),
         )
+
+
+def _cannot_reach_rank_0(rank: CheckedRank) -> bool:
+    """Whether a rank tried to connect to rank 0, and did not succeed."""
+    return rank.reach is not None and rank.reach.seconds is None
 
 
 class _FailedStage(NamedTuple):
@@ -131,11 +137,9 @@ def failed_stages(record: CheckRecord) -> Iterable[Finding]:
         late: list[CheckedRank] = []  # not done within the stage's limit
         failed: list[_FailedStage] = []
         for rank in record.ranks:
-            for line in rank.stages:
-                if line.name == stage and line.ending == "timeout":
-                    late.append(rank)
-                elif line.name == stage and line.ending == "failed":
-                    failed.append(_FailedStage(rank, line.reason))
+            endings = [line for line in rank.stages if line.name == stage]
+            late += [rank for line in endings if line.ending == "timeout"]
+            failed += [_FailedStage(rank, line.reason) for line in endings if line.ending == "failed"]
         if late or failed:
             yield _failed_stage_finding(record, stage, late, failed)
 
@@ -159,14 +163,14 @@ def _failed_stage_finding(
     if failed:
         ranks = ranks_named([failure.rank.rank for failure in failed])
         clauses.append(f"{ranks} failed ({host_of(failed[0].rank)}: {failed[0].reason[:300]})")
-    is_network_stage = stage in _NETWORK_STAGES
-    consequence = f"; {_NETWORK_STAGES[stage]}" if is_network_stage else ""
+    is_network_stage = stage in _CONSEQUENCE_BY_NETWORK_STAGE
+    consequence = f"; {_CONSEQUENCE_BY_NETWORK_STAGE[stage]}" if is_network_stage else ""
     if is_network_stage:
         advice = "See the network's verdicts, and firewalls between the hosts"
     else:
         advice = "Mend the cause, and check again"
     return finding(
-        _SEVERITIES.get(stage, "error"),
+        _SEVERITY_BY_STAGE.get(stage, "error"),
         kind="stage-failed",
         message=f"{stage}: {'; '.join(clauses)}{consequence}",
         advice=advice,
@@ -192,9 +196,9 @@ RESOLVE_SECONDS = 10.0
 """Longest wait for the address of a name."""
 ANSWER_SECONDS = 30.0
 """Longest wait for a host's answer by ssh."""
-_AT_ONCE = 64
+_MOST_HOSTS_AT_ONCE = 64
 """Most hosts that are asked at the same time."""
-_SSH_FAILED = 255
+_SSH_FAILURE_CODE = 255
 
 Answer = TypeVar("Answer")
 
@@ -203,7 +207,7 @@ def ask(hosts: Sequence[Host], file: Path) -> tuple[HostAnswer, ...]:
     """Return each host's answer when asked to read `file`, in the order of `hosts`."""
     if not hosts:
         return ()
-    with ThreadPoolExecutor(min(_AT_ONCE, len(hosts)), "vitscale-reach") as pool:
+    with ThreadPoolExecutor(min(_MOST_HOSTS_AT_ONCE, len(hosts)), "vitscale-reach") as pool:
         return tuple(pool.map(lambda host: _host_answer(host.name, file), hosts))
 
 
@@ -227,9 +231,9 @@ def _host_answer(name: str, file: Path) -> HostAnswer:
         return unanswered(reason=f"no answer to ssh within {ANSWER_SECONDS:g} s")
     except OSError as error:
         return unanswered(reason=f"ssh cannot be run here: {error.strerror}")
-    if answer.returncode == _SSH_FAILED or answer.returncode < 0:
-        words = printable(answer.stderr).strip().splitlines()
-        return unanswered(reason=words[-1][:300] if words else "ssh failed")
+    if answer.returncode == _SSH_FAILURE_CODE or answer.returncode < 0:
+        error_lines = printable(answer.stderr).strip().splitlines()
+        return unanswered(reason=error_lines[-1][:300] if error_lines else "ssh failed")
     can_read = answer.returncode == 0
     return HostAnswer(name=name, address=address, seconds=time.monotonic() - began, sees_folder=can_read)
 
@@ -249,13 +253,13 @@ def _resolve(name: str) -> _Resolution:
         return _Resolution(None, f"{getattr(error, 'strerror', None) or error}")
 
 
-def _answer_within(seconds: float, ask: Callable[[], Answer]) -> Answer | None:
-    """Return what `ask` returns; None where it takes longer.
+def _answer_within(seconds: float, question: Callable[[], Answer]) -> Answer | None:
+    """Return what `question` returns; None where it takes longer.
 
-    Needed for the resolver, which takes no limit.
+    It runs in a thread, which is left alone where it takes longer: the system's resolver takes no limit.
     """
-    answer: list[Answer] = []
-    thread = threading.Thread(target=lambda: answer.append(ask()), daemon=True)
+    answers: list[Answer] = []
+    thread = threading.Thread(target=lambda: answers.append(question()), daemon=True)
     thread.start()
     thread.join(seconds)
-    return answer[0] if answer else None
+    return answers[0] if answers else None

@@ -19,7 +19,7 @@ from vitscale import sources, store
 from vitscale.analysis.runs.compute import flops_per_image
 from vitscale.analysis.runs.figures import run_figures
 from vitscale.base import program
-from vitscale.base.files import beside
+from vitscale.base.files import path_named_in
 from vitscale.engines import of_engine
 from vitscale.errors import RequestError, StoreError, VitscaleError, printable, shown
 from vitscale.machine.hardware import Machine
@@ -40,15 +40,15 @@ from vitscale.study.sections import AUTO, Study
 from vitscale.trial.parallel import RankLayout
 from vitscale.trial.trial import DeviceName, Precision, Trial, World
 
-_NO_STUDY = 'name = "check"\n[model]\nname = "vit-b16"\n[data]\nname = "digits"\n'
+_PLACEHOLDER_STUDY = 'name = "check"\n[model]\nname = "vit-b16"\n[data]\nname = "digits"\n'
 """Used where no study is given; its model and data are not used."""
-_SIZES = (*(1024 * 4**power for power in range(10)), 512 << 20)
+_MESSAGE_SIZES = (*(1024 * 4**power for power in range(10)), 512 << 20)
 """Bytes of messages: from 1 KiB to 256 MiB in steps of 4, and 512 MiB."""
-_QUICK_SIZES = tuple(size for size in _SIZES if size <= 4 << 20)
+_QUICK_MESSAGE_SIZES = tuple(size for size in _MESSAGE_SIZES if size <= 4 << 20)
 """Bytes of messages in a quick check: from 1 KiB to 4 MiB."""
 _MOST_RANKS_PER_NODE = 4096
 
-_LIMITS: dict[checks.CheckStage, float] = {
+_STAGE_LIMITS: dict[checks.CheckStage, float] = {
     "facts": 60.0, "network": 90.0, "join": 120.0, "collectives": 400.0,
     "matmul": 60.0, "compute": 90.0, "loader": 180.0, "disk": 90.0,
 }  # fmt: skip
@@ -70,18 +70,18 @@ class _Effort(NamedTuple):
 
 
 _FULL_EFFORT = _Effort(
-    checks.SweepPlan(sizes_bytes=_SIZES, longest_seconds=1.0, seconds_per_size=0.5),
+    checks.SweepPlan(sizes_bytes=_MESSAGE_SIZES, longest_seconds=1.0, seconds_per_size=0.5),
     compute_repeats=5,
     compute_seconds=1.0,
     loader_seconds=2.0,
-    limits=_LIMITS,
+    limits=_STAGE_LIMITS,
 )
 _QUICK_EFFORT = _Effort(
-    checks.SweepPlan(sizes_bytes=_QUICK_SIZES, longest_seconds=0.2, seconds_per_size=0.1),
+    checks.SweepPlan(sizes_bytes=_QUICK_MESSAGE_SIZES, longest_seconds=0.2, seconds_per_size=0.1),
     compute_repeats=3,
     compute_seconds=0.3,
     loader_seconds=0.5,
-    limits=_LIMITS | {"collectives": 90.0},
+    limits=_STAGE_LIMITS | {"collectives": 90.0},
 )
 
 
@@ -118,7 +118,7 @@ def check_target(path: Path | None, overlay: Overlay, overrides: Sequence[str] =
         RequestError: study, site file, hostfile or data cannot be used; or this is a cluster's login node.
     """
     shown_path = path or Path("(no study file)")
-    file = StudyFile.read(path, overlay, overrides) if path else StudyFile(shown_path, _NO_STUDY, overlay)
+    file = StudyFile.read(path, overlay, overrides) if path else StudyFile(shown_path, _PLACEHOLDER_STUDY, overlay)
     study = file.study
     scheduler = scheduler_for(study, shown_path)
     if isinstance(scheduler, Submitter):
@@ -128,7 +128,7 @@ def check_target(path: Path | None, overlay: Overlay, overrides: Sequence[str] =
         )
     # A hostfile's `pool` refuses two names of one host, on which ranks may well start together.
     is_hostfile = isinstance(scheduler, Hostfile)
-    hosts = read_hostfile(beside(shown_path, study.launch.hostfile or "")) if is_hostfile else ()
+    hosts = read_hostfile(path_named_in(shown_path, study.launch.hostfile or "")) if is_hostfile else ()
     nodes = len(hosts or scheduler.pool()) or 1
     if path is None:
         return CheckTarget(study, scheduler, hosts, nodes, trial=None)
@@ -138,7 +138,7 @@ def check_target(path: Path | None, overlay: Overlay, overrides: Sequence[str] =
 
 
 def _size_key(trial: Trial) -> tuple[int, int]:
-    """Return a trial's ranks, then the ranks that share its model: the largest pair is that of the largest trial."""
+    """Return a trial's ranks, then the ranks that share its model. The largest such pair is the largest trial's."""
     return trial.world.size, trial.parallel.ranks_per_model
 
 
@@ -167,7 +167,7 @@ def request(target: CheckTarget, *, ranks_per_node: int | None, quick: bool) -> 
     return checks.CheckRequest(
         world=world,
         device=device,
-        precision=_precision(trial, machine, device),
+        precision=_check_precision(trial, machine, device),
         sweep=effort.sweep,
         compute_repeats=effort.compute_repeats,
         compute_seconds=effort.compute_seconds,
@@ -205,7 +205,7 @@ def _threads_per_rank(target: CheckTarget, machine: Machine, ranks_per_node: int
     return threads or machine.threads_for(ranks_per_node, device)
 
 
-def _precision(trial: Trial | None, machine: Machine, device: DeviceName) -> Precision:
+def _check_precision(trial: Trial | None, machine: Machine, device: DeviceName) -> Precision:
     """Return the trial's precision; without one what the device is fast at."""
     if trial is not None:
         return trial.train.precision
@@ -215,17 +215,20 @@ def _precision(trial: Trial | None, machine: Machine, device: DeviceName) -> Pre
 def exchanges(trial: Trial, ranks: int) -> dict[checks.SplitGroup, tuple[checks.Operation, ...]]:
     """Return the operations in each kind of group when this many ranks train a trial whose model they share.
 
-    They are those of `engines.shared.splits` and `engines.shared.stages`; empty where ranks share no model, or cannot.
+    A group is the ranks along one axis: replicas (copies of the model), and the ranks that share one model by its
+    sequence, its tensors or its layers (pipeline). The operations are those of `engines.shared.splits` and
+    `engines.shared.stages`. The result is empty where ranks share no model, or cannot be divided into such groups.
     """
     parallel = trial.parallel
     if parallel.ranks_per_model == 1 or ranks % parallel.ranks_per_model:
         return {}
-    of_shards: tuple[checks.Operation, ...] = ("all_gather", "reduce_scatter")
-    of_whole_tensors: tuple[checks.Operation, ...] = ("all_reduce",)
+    shard_operations: tuple[checks.Operation, ...] = ("all_gather", "reduce_scatter")
+    whole_tensor_operations: tuple[checks.Operation, ...] = ("all_reduce",)
+    replicas_have_shards = of_engine(trial.train.engine).shards(trial.train)
     operations_by_group: dict[checks.SplitGroup, tuple[checks.Operation, ...]] = {
-        "replicas": of_shards if of_engine(trial.train.engine).shards(trial.train) else of_whole_tensors,
+        "replicas": shard_operations if replicas_have_shards else whole_tensor_operations,
         "sequence": ("all_to_all",),
-        "tensor": of_shards if parallel.shard_norms else of_whole_tensors,
+        "tensor": shard_operations if parallel.shard_norms else whole_tensor_operations,
         "pipeline": ("send_recv",),
     }
     group_sizes: dict[checks.SplitGroup, int] = {
@@ -253,8 +256,8 @@ def _usual_ranks(target: CheckTarget, machine: Machine) -> int:
 
 _START_SECONDS = 180.0
 """Time for ssh, and for imports from a slow file server on many hosts at once."""
-_LOG_CHARACTERS = 4000
-_ANY_FOLDER = Path("/RESULTS/checks/CHECK")
+_MOST_LOG_CHARACTERS = 4000
+_PLACEHOLDER_FOLDER = Path("/RESULTS/checks/CHECK")
 """Stands for a check's folder where only the form of a command matters."""
 
 _STOP_REASONS = {
@@ -299,7 +302,7 @@ def run_check(
         # Decode the images once, here, so that damage shows before anything starts.
         sources.prepare(target.trial.data.model_copy(update={"fraction": 1.0}))
     # Any refusal comes before anything is written.
-    launch_plan(target.scheduler, target.study.launch, target.launcher, request.world, _ANY_FOLDER, RANK_MODULE)
+    launch_plan(target.scheduler, target.study.launch, target.launcher, request.world, _PLACEHOLDER_FOLDER, RANK_MODULE)
     checks_folder = checks.check_folder(results).absolute()
     run = _CheckRun.begin(checks_folder)
     try:
@@ -328,18 +331,23 @@ def _check_usable_hosts(
 ) -> checks.CheckRecord:
     """Ask the hosts, measure on those that answer and see the check's folder, and return the record."""
     answers = ask(target.hosts, run.request_file)
-    unusable = {answer.name for answer in answers if answer.seconds is None or answer.sees_folder is False}
+    unusable = {answer.name for answer in answers if not _is_usable(answer)}
     if not unusable:
-        end = _measure(target, request, run.folder, say)
-        return _record_of(run, target, request, answers, end, results)
+        end = _measure_on_ranks(target, request, run.folder, say)
+        return _check_record(run, target, request, answers, end, results)
     usable_target = target.without(unusable)
     smaller_request = _request_for_fewer_nodes(request, usable_target.nodes)
     run.write_request(smaller_request)
     if usable_target.hosts:
-        end = _measure(usable_target, smaller_request, run.folder, say)
+        end = _measure_on_ranks(usable_target, smaller_request, run.folder, say)
     else:
-        end = _End("not started", "no host is left to start one on")
-    return _record_of(run, usable_target, smaller_request, answers, end, results)
+        end = _RanksEnd("not started", "no host is left to start one on")
+    return _check_record(run, usable_target, smaller_request, answers, end, results)
+
+
+def _is_usable(answer: checks.HostAnswer) -> bool:
+    """Whether a host answered, and sees the check's folder, as far as that is known."""
+    return answer.seconds is not None and answer.sees_folder is not False
 
 
 @dataclass(frozen=True)
@@ -351,7 +359,7 @@ class _CheckRun:
     folder: Path
     """The folder of its ranks' records, which is removed in the end."""
     started_unix_seconds: float
-    began: float
+    started_monotonic_seconds: float
     """The same time on the monotonic clock."""
 
     @classmethod
@@ -371,22 +379,23 @@ class _CheckRun:
         write_record(self.request_file, request.model_dump_json())
 
 
-def _record_of(
+def _check_record(
     run: _CheckRun,
     target: CheckTarget,
     request: checks.CheckRequest,
     answers: Sequence[checks.HostAnswer],
-    end: _End,
+    end: _RanksEnd,
     results: Path | None,
 ) -> checks.CheckRecord:
     """Read what the ranks have recorded, and return the record of the check."""
     ranks = checks.read_checked_ranks(run.folder, request.world.size)
     is_complete = len(ranks) == request.world.size and all(rank.ended for rank in ranks)
+    log = "" if is_complete else printable(log_tail(run.folder / "log.txt"))
     return checks.CheckRecord.model_validate(
         {
             "id": run.id,
             "started_unix_seconds": max(0.0, run.started_unix_seconds),
-            "wall_seconds": time.monotonic() - run.began,
+            "wall_seconds": time.monotonic() - run.started_monotonic_seconds,
             "request": request,
             "launcher": target.launcher,
             "scheduler": type(target.scheduler).__name__,
@@ -397,7 +406,7 @@ def _record_of(
             "ending": end.ending,
             "ending_reason": "" if is_complete else end.reason,
             "guilty_rank": None if is_complete else end.rank,
-            "log": "" if is_complete else printable(log_tail(run.folder / "log.txt"))[-_LOG_CHARACTERS:],
+            "log": log[-_MOST_LOG_CHARACTERS:],
             "vitscale": program.identity(),
         }
     )
@@ -411,7 +420,7 @@ def _request_for_fewer_nodes(request: checks.CheckRequest, nodes: int) -> checks
 
 
 @dataclass(frozen=True)
-class _End:
+class _RanksEnd:
     """The end of the ranks' processes."""
 
     ending: str
@@ -422,7 +431,9 @@ class _End:
     """The rank that was the cause."""
 
 
-def _measure(target: CheckTarget, request: checks.CheckRequest, folder: Path, say: Callable[[str], None]) -> _End:
+def _measure_on_ranks(
+    target: CheckTarget, request: checks.CheckRequest, folder: Path, say: Callable[[str], None]
+) -> _RanksEnd:
     """Start the ranks, as forks where their launcher allows it, and wait for their end.
 
     Args:
@@ -431,7 +442,7 @@ def _measure(target: CheckTarget, request: checks.CheckRequest, folder: Path, sa
         folder: the folder of the ranks' records.
         say: called with a line on what is checked, and how long that takes.
     """
-    duration = "some seconds" if request.sweep.sizes_bytes == _QUICK_SIZES else "a minute or more"
+    duration = "some seconds" if request.sweep.sizes_bytes == _QUICK_MESSAGE_SIZES else "a minute or more"
     say(f"Checking {_hosts_and_ranks(request)}; this takes {duration}.")
     launch = target.study.launch
     spawn = launch_plan(target.scheduler, launch, target.launcher, request.world, folder, RANK_MODULE)
@@ -454,12 +465,12 @@ def _measure(target: CheckTarget, request: checks.CheckRequest, folder: Path, sa
         raise RequestError(f"the ranks cannot be started: {error.strerror or error}") from None
     ending_word = "ended" if ending.stopped is None else "stopped"
     if ending.stopped in _STOP_REASONS:
-        return _End(ending_word, _STOP_REASONS[ending.stopped].format(limit=ending.limit_seconds or 0.0))
+        return _RanksEnd(ending_word, _STOP_REASONS[ending.stopped].format(limit=ending.limit_seconds or 0.0))
     # As for a run, launchers and heartbeats show which rank was lost first, and how.
     ranks = checks.read_checked_ranks(folder, request.world.size)
     remote_hosts = tuple(host.name for host in target.hosts if not is_this_machine(host.name))
     outcome = outcome_of(RunEvidence(ending, ranks, request.world.size, folder, elsewhere=remote_hosts))
-    return _End(ending_word, outcome.reason, outcome.rank)
+    return _RanksEnd(ending_word, outcome.reason, outcome.rank)
 
 
 def _hosts_and_ranks(request: checks.CheckRequest) -> str:
@@ -472,11 +483,11 @@ def _hosts_and_ranks(request: checks.CheckRequest) -> str:
 
 def loader_need(trial: Trial, ranks: Sequence[checks.CheckedRank], results: Path | None) -> checks.LoaderNeed | None:
     """Return the images per second that one rank needs; None where neither a run nor the model's FLOPs say."""
-    need = _need_of_runs(trial, results) if results is not None else None
+    need = _need_by_stored_runs(trial, results) if results is not None else None
     return need if need is not None else _need_by_arithmetic(trial, ranks)
 
 
-def _need_of_runs(trial: Trial, results: Path) -> checks.LoaderNeed | None:
+def _need_by_stored_runs(trial: Trial, results: Path) -> checks.LoaderNeed | None:
     """Return the rate of the fastest completed run with the same model, precision, micro-batch and kind of device."""
     try:
         stored = store.load(results)
@@ -484,7 +495,7 @@ def _need_of_runs(trial: Trial, results: Path) -> checks.LoaderNeed | None:
         return None  # nothing has been run there yet
     fastest = 0.0
     for run in stored.runs:
-        if run.outcome.kind != "completed" or not _loads_alike(run.header.trial, trial):
+        if run.outcome.kind != "completed" or not _needs_images_as_fast(run.header.trial, trial):
             continue
         images_per_second = run_figures(run).images_per_second
         if images_per_second:
@@ -497,7 +508,7 @@ def _need_of_runs(trial: Trial, results: Path) -> checks.LoaderNeed | None:
     return checks.LoaderNeed(images_per_second=fastest, source="run", described=described)
 
 
-def _loads_alike(stored: Trial, trial: Trial) -> bool:
+def _needs_images_as_fast(stored: Trial, trial: Trial) -> bool:
     """Whether a rank of the stored trial needs images as fast as one of this trial."""
     if stored.model != trial.model:
         return False

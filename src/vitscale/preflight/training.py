@@ -45,18 +45,18 @@ def _checked_engines() -> Iterator[EngineFields]:
             yield {"engine": name, **fields}
 
 
-_ENGINES: tuple[EngineFields, ...] = tuple(sorted(_checked_engines(), key=_shares_models))
+_CHECKED_ENGINES: tuple[EngineFields, ...] = tuple(sorted(_checked_engines(), key=_shares_models))
 """What is run beside the reference; those whose ranks share models come last."""
-_REFERENCE = next(name for name, facts in ENGINES.items() if facts.alone)
+_REFERENCE_ENGINE = next(name for name, facts in ENGINES.items() if facts.alone)
 """The engine with whose losses all are compared."""
-_MOST_RANKS = 64
+_MOST_CHECKED_RANKS = 64
 _TABLE_NOTE = f"In brackets: how far apart. {UNKNOWN}: cannot be told here (--verbose says why)."
-_IMAGES = 8
+_IMAGES_PER_RANK = 8
 """Images per rank and step."""
-_STEPS = 40
+_STEPS_PER_EPOCH = 40
 """Steps of an epoch."""
 _EPOCHS = 4
-_STUDY = """# A tiny run of each engine, made by vitscale check --training.
+_STUDY_TEMPLATE = """# A tiny run of each engine, made by vitscale check --training.
 name = "training-check"
 [model]
 name = "vit-ti16"
@@ -88,7 +88,7 @@ repeats = 1
 warmup_steps = 16
 evaluate = false
 """
-_ADVICE = {
+_ADVICE_BY_SUBJECT = {
     "run": "See its log in the results folder; mend that first",
     "placement": "Set launch.threads_per_rank, or ask the batch system for a GPU and cores of its own for each rank",
     "losses": "Trust no figure of this engine here: it computes something else",
@@ -130,9 +130,9 @@ def check_training(
     if ranks_per_node is None:
         ranks_per_node = _usual_ranks_per_node(target, machine, device)
     ranks = ranks_per_node * target.nodes
-    if not 1 <= ranks <= _MOST_RANKS:
+    if not 1 <= ranks <= _MOST_CHECKED_RANKS:
         raise RequestError(
-            f"{ranks} ranks are asked for", valid=[f"1 to {_MOST_RANKS}"], next_step="Say --ranks-per-node"
+            f"{ranks} ranks are asked for", valid=[f"1 to {_MOST_CHECKED_RANKS}"], next_step="Say --ranks-per-node"
         )
     results = results or Path("results") / f"training-check-{time.strftime('%Y%m%dT%H%M%S')}"
     selection = _selected_engines(device, ranks)
@@ -158,10 +158,10 @@ class _EngineSelection(NamedTuple):
 
 def _selected_engines(device: DeviceName, ranks: int) -> _EngineSelection:
     """Choose the engines that can be checked on this many ranks."""
-    engines: list[EngineFields] = [{"engine": _REFERENCE}]
+    engines: list[EngineFields] = [{"engine": _REFERENCE_ENGINE}]
     missing = []
-    for fields in _ENGINES:
-        reason = _unavailable(fields, device, ranks)
+    for fields in _CHECKED_ENGINES:
+        reason = _why_unavailable(fields, device, ranks)
         if reason:
             missing.append(f"{_engine_title(fields)}: {reason}")
         else:
@@ -185,9 +185,9 @@ def _study_text(engines: Iterable[EngineFields], ranks: int) -> str:
     for fields in engines:
         pairs = [f'"{key}" = {json.dumps(value)}' for key, value in fields.items()]
         engine_lines.append(f"  {{ {', '.join(pairs)} }},")
-    return _STUDY.format(
-        samples=_IMAGES * ranks * _STEPS,
-        global_batch=_IMAGES * ranks,
+    return _STUDY_TEMPLATE.format(
+        samples=_IMAGES_PER_RANK * ranks * _STEPS_PER_EPOCH,
+        global_batch=_IMAGES_PER_RANK * ranks,
         epochs=_EPOCHS,
         gpus=sorted({1, ranks}),
         engines="\n".join(engine_lines),
@@ -206,7 +206,7 @@ def _engine_title(fields: EngineFields) -> str:
     return " ".join(words)
 
 
-def _unavailable(fields: EngineFields, device: DeviceName, ranks: int) -> str | None:
+def _why_unavailable(fields: EngineFields, device: DeviceName, ranks: int) -> str | None:
     """Return why an engine cannot be checked here; None where it can."""
     if ranks % 2 and _shares_models(fields):
         return f"two ranks share a model, and {counted(ranks, 'rank')} are checked"
@@ -250,7 +250,7 @@ def training_findings(proofs: Iterable[Proof]) -> tuple[doc.Finding, ...]:
         error(
             kind=f"{proof.subject}-unproved",
             message=f"{proof.engine}: {proof.message}",
-            advice=_ADVICE[proof.subject],
+            advice=_ADVICE_BY_SUBJECT[proof.subject],
         )
         for proof in failures(proofs)
     )
@@ -309,16 +309,16 @@ def _proof_table(proofs: Sequence[Proof]) -> doc.Table:
     proof_by_claim = {_Claim(proof.engine, proof.subject): proof for proof in proofs}
     engines = dict.fromkeys(proof.engine for proof in proofs)
     proved_subjects = {proof.subject for proof in proofs}
-    subjects = [subject for subject in _ADVICE if subject in proved_subjects]
+    subjects = [subject for subject in _ADVICE_BY_SUBJECT if subject in proved_subjects]
     rows = []
     for engine in engines:
-        cells = [_cell(proof_by_claim.get(_Claim(engine, subject))) for subject in subjects]
+        cells = [_proof_cell(proof_by_claim.get(_Claim(engine, subject))) for subject in subjects]
         rows.append((doc.Cell(engine), *cells))
     columns = (doc.Column("engine", words=True), *map(doc.Column, subjects))
     return doc.Table(columns, (doc.RowGroup("", tuple(rows)),), (_TABLE_NOTE,))
 
 
-def _cell(proof: Proof | None) -> doc.Cell:
+def _proof_cell(proof: Proof | None) -> doc.Cell:
     """Return "yes", "NO" or a dash, in some columns with the measured difference in brackets."""
     if proof is None:
         return doc.Cell(UNKNOWN)

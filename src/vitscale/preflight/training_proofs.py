@@ -27,25 +27,25 @@ from vitscale.store.results import Run
 from vitscale.trial.trial import Trial
 
 Status = Literal["holds", "fails", "untold"]
-_BYTES_OFF = 64
+_MOST_BYTES_OFF = 64
 """Most bytes by which an engine's traffic in a step may differ from arithmetic: it pads numbers to whole rows."""
-_CLOCKS_APART = 0.05
+_MOST_CLOCK_DIFFERENCE = 0.05
 """Share of an epoch, or of a step, by which two clocks may differ."""
-_EPOCH_SECONDS = 0.02
+_UNCOUNTED_EPOCH_SECONDS = 0.02
 """Seconds at an epoch's ends that do not count."""
-_SLOWED = 0.05
+_MOST_SLOWDOWN = 0.05
 """Share by which timed steps may be slower after the profiler first ran."""
 _CHANCE_ERRORS = 3.0
 """Standard errors beyond which two medians do not differ by chance."""
-_MEDIAN_ERROR = 1.253
+_MEDIAN_ERROR_RATIO = 1.253
 """The standard error of a median / that of a mean."""
-_UNSTEADY = 0.1
+_MOST_DEVIATION = 0.1
 """Largest standard deviation, as a share of a step, with which a difference of 5 % can be told."""
-_SETTLED = 4
+_UNSETTLED_STEPS = 4
 """First steps that are left out: in them engines lay out their buckets and learn their order."""
-_FEWEST = 5
+_FEWEST_COMPARED_STEPS = 5
 """Fewest timed steps on either side for a comparison."""
-_NOT_SEEN = tuple(
+_LOSS_PATTERNS = tuple(
     re.compile(re.sub(r"\\\{.*?\\\}", ".*", re.escape(text))) for text in (NO_KERNELS, LOST_KERNELS, NO_LAUNCH, NO_NCCL)
 )
 
@@ -72,16 +72,16 @@ def proofs(result: TrialResult) -> tuple[Proof, ...]:
         return (Proof("run", name, "fails", f"{result.outcome or 'not run'}: {reason}"),)
     run = result.recorded_runs[0]
     return (
-        _placement(name, run),
-        _losses(name, result),
-        _traffic(name, result),
-        _launches(name, run),
-        _clocks(name, run),
-        _profiling(name, run),
+        _prove_placement(name, run),
+        _prove_losses(name, result),
+        _prove_traffic(name, result),
+        _prove_launches(name, run),
+        _prove_clocks(name, run),
+        _prove_profiling(name, run),
     )
 
 
-def _placement(name: str, run: Run) -> Proof:
+def _prove_placement(name: str, run: Run) -> Proof:
     """Whether each rank has its own device of the right type, the right number of threads, and cores of its own."""
     trial = run.header.trial
     environments = {rank.rank: rank.start.environment for rank in run.ranks if rank.start is not None}
@@ -123,7 +123,7 @@ def _shared_resources(environments: Mapping[int, Environment]) -> Iterator[str]:
                 yield f"ranks {rank} and {other_rank} share {units.counted(len(shared_cores), 'core')}"
 
 
-def _losses(name: str, result: TrialResult) -> Proof:
+def _prove_losses(name: str, result: TrialResult) -> Proof:
     """Whether the losses agree with those of the reference."""
     drift = result.drift
     if drift.status == "reference":
@@ -135,7 +135,7 @@ def _losses(name: str, result: TrialResult) -> Proof:
     return Proof("losses", name, status, message, drift.difference, drift.tolerance)
 
 
-def _traffic(name: str, result: TrialResult) -> Proof:
+def _prove_traffic(name: str, result: TrialResult) -> Proof:
     """Whether the bytes counted for each operation in an optimizer step are those that arithmetic gives.
 
     Operations among all ranks and in groups of ranks that share a model count separately.
@@ -151,15 +151,15 @@ def _traffic(name: str, result: TrialResult) -> Proof:
     expected = _expected_bytes(result.trial, planned, traffic.backend)
     counted = _counted_bytes(traffic, result.trial.world.size)
     kinds = sorted(expected.keys() | counted.keys())
-    errors = {kind: abs(counted[kind] - expected[kind]) for kind in kinds}
-    worst_error = float(max(errors.values(), default=0))
+    error_by_kind = {kind: abs(counted[kind] - expected[kind]) for kind in kinds}
+    worst_error = float(max(error_by_kind.values(), default=0))
     comparisons = [f"{kind} {units.size(counted[kind])} (by arithmetic {units.size(expected[kind])})" for kind in kinds]
-    status: Status = "holds" if worst_error <= _BYTES_OFF else "fails"
-    return Proof("traffic", name, status, ", ".join(comparisons) or "nothing", worst_error, _BYTES_OFF)
+    status: Status = "holds" if worst_error <= _MOST_BYTES_OFF else "fails"
+    return Proof("traffic", name, status, ", ".join(comparisons) or "nothing", worst_error, _MOST_BYTES_OFF)
 
 
 def _expected_bytes(trial: Trial, planned: Iterable[Message], backend: str | None) -> Counter[str]:
-    """Return the bytes of tensors in an optimizer step by arithmetic, by `_kind`."""
+    """Return the bytes of tensors in an optimizer step by arithmetic, by `_traffic_kind`."""
     ranks_by_group = {"replicas": trial.layout.replicas, "all": trial.world.size} | trial.layout.by_axis
     expected = Counter[str]()
     for message in planned:
@@ -169,25 +169,25 @@ def _expected_bytes(trial: Trial, planned: Iterable[Message], backend: str | Non
         ranks = ranks_by_group[message.group]
         if ranks > 1:
             total_bytes = message.tensor_bytes * message.times(trial.train.grad_accum)
-            expected[_kind(operation, ranks, trial.world.size)] += round(total_bytes)
+            expected[_traffic_kind(operation, ranks, trial.world.size)] += round(total_bytes)
     return expected
 
 
 def _counted_bytes(traffic: Traffic, world_size: int) -> Counter[str]:
-    """Return the bytes of tensors in an optimizer step as they were counted, by `_kind`."""
+    """Return the bytes of tensors in an optimizer step as they were counted, by `_traffic_kind`."""
     counted = Counter[str]()
     for sent in traffic.sent:
         if sent.ranks > 1 and sent.operation != "recv":  # the other end of a send
-            counted[_kind(sent.operation, sent.ranks, world_size)] += sent.tensor_bytes or 0
+            counted[_traffic_kind(sent.operation, sent.ranks, world_size)] += sent.tensor_bytes or 0
     return counted
 
 
-def _kind(operation: str, ranks: int, world_size: int) -> str:
+def _traffic_kind(operation: str, ranks: int, world_size: int) -> str:
     """Return "all_reduce" among all ranks, and "all_reduce in groups of 2" else."""
     return operation if ranks == world_size else f"{operation} in groups of {ranks}"
 
 
-def _launches(name: str, run: Run) -> Proof:
+def _prove_launches(name: str, run: Run) -> Proof:
     """Whether the profiler saw the kernel of each launch, and each collective."""
     steps = [_ExplainedStep(rank.rank, line) for rank in run.ranks for line in rank.explained]
     if not steps:
@@ -219,7 +219,7 @@ class _ExplainedStep(NamedTuple):
     def lost_reasons(self) -> list[str]:
         """Reasons that mean that the profiler has lost kernels or launches."""
         reasons = self.line.unknown.values()
-        return [reason for reason in reasons if any(pattern.fullmatch(reason) for pattern in _NOT_SEEN)]
+        return [reason for reason in reasons if any(pattern.fullmatch(reason) for pattern in _LOSS_PATTERNS)]
 
 
 class _ClockDifference(NamedTuple):
@@ -229,7 +229,7 @@ class _ClockDifference(NamedTuple):
     words: str
 
 
-def _clocks(name: str, run: Run) -> Proof:
+def _prove_clocks(name: str, run: Run) -> Proof:
     """Whether steps by the step clock agree with epochs by the wall clock, and with steps by the profiler's clock."""
     differences: list[_ClockDifference] = []
     for rank in run.ranks:
@@ -244,9 +244,9 @@ def _clocks(name: str, run: Run) -> Proof:
     if not differences:
         return Proof("clocks", name, "untold", "no epoch of timed steps alone, and no step explained")
     largest = max(differences)
-    status: Status = "holds" if largest.share <= _CLOCKS_APART else "fails"
+    status: Status = "holds" if largest.share <= _MOST_CLOCK_DIFFERENCE else "fails"
     message = f"{units.percent(largest.share, 1)} apart at most: {largest.words}"
-    return Proof("clocks", name, status, message, largest.share, _CLOCKS_APART)
+    return Proof("clocks", name, status, message, largest.share, _MOST_CLOCK_DIFFERENCE)
 
 
 def _epoch_differences(rank: RankRecord) -> Iterator[_ClockDifference]:
@@ -256,38 +256,49 @@ def _epoch_differences(rank: RankRecord) -> Iterator[_ClockDifference]:
         steps_by_epoch.setdefault(line.epoch, []).append(line)
     for epoch in rank.epochs:
         steps = steps_by_epoch.get(epoch.epoch, [])
-        are_all_timed = {line.window for line in steps} == {"light"}
+        are_all_timed = {line.window for line in steps} == {"light"}  # timed, and no profiler or other probe ran
         if epoch.epoch == 0 or len(steps) != epoch.steps or not are_all_timed:
             continue  # the epoch's wall time includes pauses for measurements
         difference = abs(sum(line.seconds for line in steps) - epoch.seconds)
-        share = max(0.0, difference - _EPOCH_SECONDS) / epoch.seconds if epoch.seconds > 0 else 0.0
+        share = max(0.0, difference - _UNCOUNTED_EPOCH_SECONDS) / epoch.seconds if epoch.seconds > 0 else 0.0
         yield _ClockDifference(share, f"epoch {epoch.epoch + 1} of rank {rank.rank} against the sum of its steps")
 
 
-def _profiling(name: str, run: Run) -> Proof:
-    """Whether timed steps are as fast after the profiler first ran as before; on a GPU there must be none after it."""
+def _prove_profiling(name: str, run: Run) -> Proof:
+    """Whether timed steps are as fast after the profiler first ran as before; on a GPU there must be none after it.
+
+    Timed steps are those without a profiler, from which reported times come ("light" in the records). On a GPU the
+    profiler stays attached once it has run, so that all timed steps must come before it (docs/decisions/0017).
+    """
     steps = _steps_around_profiler(run)
     if run.header.trial.train.device == "cuda" and steps.before:
         clean_status: Status = "fails" if steps.after else "holds"
         message = f"{len(steps.after)} timed steps after it first ran"
         return Proof("profiling", name, clean_status, message, figure=float(len(steps.after)), limit=0.0)
-    if min(len(steps.before), len(steps.after)) < _FEWEST:
+    if min(len(steps.before), len(steps.after)) < _FEWEST_COMPARED_STEPS:
         message = f"{len(steps.before)} timed steps before it and {len(steps.after)} after"
         return Proof("profiling", name, "untold", message)
-    before = _spread(steps.before)
-    after = _spread(steps.after)
+    return _prove_equal_pace(name, before=_spread(steps.before), after=_spread(steps.after))
+
+
+def _prove_equal_pace(name: str, *, before: _Spread, after: _Spread) -> Proof:
+    """Whether timed steps after the profiler first ran are not slower than those before, by more than chance.
+
+    Chance may explain a difference of up to three standard errors. The standard error of a median is taken as 1.253
+    times that of a mean, as it is for values that are normally distributed.
+    """
     largest_deviation = max(before.deviation, after.deviation)
-    if before.median <= 0 or largest_deviation / before.median > _UNSTEADY:
+    if before.median <= 0 or largest_deviation / before.median > _MOST_DEVIATION:
         share = units.percent(largest_deviation / before.median) if before.median > 0 else "all"
         return Proof("profiling", name, "untold", f"timed steps vary by {share} by themselves: other work goes on here")
     slowdown = after.median / before.median - 1
-    chance_seconds = _CHANCE_ERRORS * _MEDIAN_ERROR * math.hypot(before.standard_error, after.standard_error)
+    chance_seconds = _CHANCE_ERRORS * _MEDIAN_ERROR_RATIO * math.hypot(before.standard_error, after.standard_error)
     is_beyond_chance = after.median - before.median > chance_seconds
-    status: Status = "fails" if slowdown > _SLOWED and is_beyond_chance else "holds"
+    status: Status = "fails" if slowdown > _MOST_SLOWDOWN and is_beyond_chance else "holds"
     change = f"{units.percent(slowdown, 1)} slower" if slowdown > 0 else f"{units.percent(-slowdown, 1)} faster"
     chance = units.percent(chance_seconds / before.median, 1)
     message = f"timed steps are {change} after it first ran; chance is within {chance}"
-    return Proof("profiling", name, status, message, slowdown, _SLOWED)
+    return Proof("profiling", name, status, message, slowdown, _MOST_SLOWDOWN)
 
 
 class _StepSeconds(NamedTuple):
@@ -309,7 +320,7 @@ def _steps_around_profiler(run: Run) -> _StepSeconds:
     first_explained = min(explained_steps)
     epoch_begins = _first_steps_of_epochs(rank)
     # Warm-up steps do not count in a run's figures, but here their later part lies before the profiler.
-    settled = [line for line in rank.steps if line.window == "light" and line.step >= _SETTLED]
+    settled = [line for line in rank.steps if line.window == "light" and line.step >= _UNSETTLED_STEPS]
     timed = [line for line in settled if line.step not in epoch_begins]
     return _StepSeconds(
         before=[line.seconds for line in timed if line.step < first_explained],

@@ -26,11 +26,11 @@ from vitscale.present.document import FigureView
 FIGURE_FORMATS = ("png", "svg", "pdf")
 VEGA_LITE = "6.4"
 """The version that charts are written for, as vl-convert names it."""
-_LETTERS = {"text": 66, "subtitle": 84}
+_LETTERS_PER_LINE = {"text": 66, "subtitle": 84}
 """Number of letters that fit in a line of a picture's title."""
-_OPTIONS: dict[str, dict[str, Any]] = {"png": {"scale": 2}, "html": {"bundle": True}}
+_CONVERTER_OPTIONS: dict[str, dict[str, Any]] = {"png": {"scale": 2}, "html": {"bundle": True}}
 """Format -> further options of vl-convert."""
-_EXPORTED = "window.vegaEmbed = vegaEmbed;"
+_EXPORT_STATEMENT = "window.vegaEmbed = vegaEmbed;"
 
 
 def _theme(text: str, muted: str, grid: str, background: str) -> dict[str, Any]:
@@ -75,17 +75,17 @@ def _theme(text: str, muted: str, grid: str, background: str) -> dict[str, Any]:
 
 
 LIGHT = _theme("#1c2430", "#5b6573", "#e6e9ee", "#ffffff")
-_STILL = LIGHT | {"aria": False, "legend": {**LIGHT["legend"], "columnPadding": 28}}
+_STILL_THEME = LIGHT | {"aria": False, "legend": {**LIGHT["legend"], "columnPadding": 28}}
 """Columns are padded because a reader's letters may be wider than those that the still was laid out with."""
 DARK = _theme("#e6e9ee", "#a3adba", "#2b333e", "transparent")
 
 
-def picture(view: FigureView, kind: str) -> bytes:
+def picture(view: FigureView, file_format: str) -> bytes:
     """Return a view as the content of a file, with its title.
 
     Args:
         view: the view.
-        kind: "png", "svg", "pdf", or "html" for a page of its own.
+        file_format: "png", "svg", "pdf", or "html" for a page of its own.
     """
     import vl_convert
 
@@ -95,9 +95,9 @@ def picture(view: FigureView, kind: str) -> bytes:
         # Vega reads its own words for each mark as code, in which a backslash of a text would stand for something else.
         spec["config"] = LIGHT | {"aria": False}
     # A picture is as wide as its chart: a longer line of its title would be cut.
-    spec["title"] = {key: textwrap.wrap(text, _LETTERS[key]) for key, text in spec["title"].items()}
-    drawn: str | bytes = getattr(vl_convert, f"vegalite_to_{kind}")(
-        spec, vl_version=VEGA_LITE, **_OPTIONS.get(kind, {})
+    spec["title"] = {key: textwrap.wrap(text, _LETTERS_PER_LINE[key]) for key, text in spec["title"].items()}
+    drawn: str | bytes = getattr(vl_convert, f"vegalite_to_{file_format}")(
+        spec, vl_version=VEGA_LITE, **_CONVERTER_OPTIONS.get(file_format, {})
     )
     return drawn.encode() if isinstance(drawn, str) else drawn
 
@@ -121,22 +121,22 @@ class _DrawableTexts:
 
     def __init__(self) -> None:
         self._drawn_by_text: dict[str, str] = {}
-        self._drawn: set[str] = set()
+        self._used_texts: set[str] = set()
 
     def drawn(self, text: str) -> str:
         """Return a text that can be drawn: the same for the same text, and another for every other text."""
         if text not in self._drawn_by_text:
-            drawn = self._unused(_shortened(printable(text)))
+            drawn = self._unused_text(_without_middle(printable(text)))
             self._drawn_by_text[text] = drawn
-            self._drawn.add(drawn)
+            self._used_texts.add(drawn)
         return self._drawn_by_text[text]
 
-    def _unused(self, text: str) -> str:
+    def _unused_text(self, text: str) -> str:
         """Return `text`, or "`text` (2)" and so on where another text is drawn so already."""
-        if text not in self._drawn:
+        if text not in self._used_texts:
             return text
         numbered = (f"{text} ({number})" for number in itertools.count(2))
-        return next(name for name in numbered if name not in self._drawn)
+        return next(name for name in numbered if name not in self._used_texts)
 
 
 def _with_drawable_texts(value: Any, texts: _DrawableTexts) -> Any:
@@ -152,45 +152,45 @@ def _with_drawable_texts(value: Any, texts: _DrawableTexts) -> Any:
             return value
 
 
-def _shortened(text: str) -> str:
+def _without_middle(text: str) -> str:
     if len(text) <= _LONGEST_TEXT:
         return text
     half = _LONGEST_TEXT // 2
     return f"{text[:half]}...{text[-half:]}"
 
 
-_DRAWS = "from vitscale.present import drawing; drawing.draw_for_parent()"
-_SMALLEST: dict[str, Any] = {"data": {"values": [{}]}, "mark": "point"}
-_beside: list[subprocess.Popen[bytes]] = []
+_DRAWING_PROGRAM = "from vitscale.present import drawing; drawing.draw_for_parent()"
+_SMALLEST_SPEC: dict[str, Any] = {"data": {"values": [{}]}, "mark": "point"}
+_drawing_processes: list[subprocess.Popen[bytes]] = []
 """The process that draws for this one, until it is asked for its pictures."""
 
 
-def draw_beside() -> None:
+def start_drawing_process() -> None:
     """Start a process that draws the figures of the next page, where a second core is free for it.
 
     It is for a program that makes one page, which can do other work during the half second that the library's first
     picture takes. Further pages are drawn without such a process (`stills`).
     """
-    if _beside or len(usable_cores()) < 2:
+    if _drawing_processes or len(usable_cores()) < 2:
         return
     with contextlib.suppress(OSError):
         pipe = subprocess.PIPE
-        process = subprocess.Popen(python_code(_DRAWS), stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
-        _beside.append(process)
-        atexit.register(_beside[0].kill)
+        process = subprocess.Popen(python_code(_DRAWING_PROGRAM), stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+        _drawing_processes.append(process)
+        atexit.register(_drawing_processes[0].kill)
 
 
 def draw_for_parent() -> None:
     """Read specs as a JSON list from standard input, and write their SVGs: the work of the process beside a program."""
-    still(_SMALLEST)
+    still(_SMALLEST_SPEC)
     json.dump([still(spec) for spec in json.load(sys.stdin)], sys.stdout)
 
 
 def stills(specs: Sequence[Mapping[str, Any]]) -> Callable[[], Sequence[str]]:
     """Begin to draw specs as SVG for a page; the returned function waits for them."""
-    if not (specs and _beside):
+    if not (specs and _drawing_processes):
         return lambda: [still(spec) for spec in specs]
-    process = _beside.pop()
+    process = _drawing_processes.pop()
     if process.stdin is not None:
         with contextlib.suppress(OSError), process.stdin as specs_pipe:
             specs_pipe.write(json.dumps(specs).encode())
@@ -209,15 +209,15 @@ def still(spec: Mapping[str, Any]) -> str:
     """Return a spec as SVG for a page, without a text for each mark: the page has the rows as a table."""
     import vl_convert
 
-    drawn: str = vl_convert.vegalite_to_svg({**drawable(spec), "config": _STILL}, vl_version=VEGA_LITE)
+    drawn: str = vl_convert.vegalite_to_svg({**drawable(spec), "config": _STILL_THEME}, vl_version=VEGA_LITE)
     return drawn
 
 
 def pictures(views: Iterable[FigureView], formats: Collection[str]) -> Iterator[tuple[str, bytes]]:
     """Yield (name of a file, its content) of each view in each of `formats`, taken from `FIGURE_FORMATS`."""
     for view in views:
-        for kind in formats:
-            yield f"{view.name}.{kind}", picture(view, kind)
+        for file_format in formats:
+            yield f"{view.name}.{file_format}", picture(view, file_format)
 
 
 def library() -> bytes:
@@ -233,7 +233,7 @@ def library() -> bytes:
         content = cached.read_bytes()
         gzip.decompress(content)
     except (OSError, EOFError, zlib.error):
-        script = vl_convert.javascript_bundle(_EXPORTED, vl_version=VEGA_LITE)
+        script = vl_convert.javascript_bundle(_EXPORT_STATEMENT, vl_version=VEGA_LITE)
         content = gzip.compress(script.encode(), 9, mtime=0)
         # A page can be made without a home.
         with contextlib.suppress(OSError), whole_file(cached, make_folder=True) as file:

@@ -46,14 +46,14 @@ class Estimate:
 
         The low end of the result comes from the high end of this figure. An end of 0 gives an unknown end.
         """
-        swapped = replace(
+        with_swapped_ends = replace(
             self,
-            low=self.high or None,
-            high=self.low or None,
-            future_low=self.future_high or None,
-            future_high=self.future_low or None,
+            low=_none_if_zero(self.high),
+            high=_none_if_zero(self.low),
+            future_low=_none_if_zero(self.future_high),
+            future_high=_none_if_zero(self.future_low),
         )
-        return swapped._with_numbers(lambda number: amount / number)
+        return with_swapped_ends._with_numbers(lambda number: amount / number)
 
     def _with_numbers(self, change: Callable[[float], float]) -> Estimate:
         """Return a copy with `change` applied to the value and to each end that is not None."""
@@ -79,7 +79,7 @@ class Estimate:
         Raises:
             ValueError: there is no interval.
         """
-        return _ends(self.low, self.high)
+        return _checked_ends(self.low, self.high)
 
     @property
     def future_ends(self) -> Ends:
@@ -88,7 +88,7 @@ class Estimate:
         Raises:
             ValueError: there is no such interval.
         """
-        return _ends(self.future_low, self.future_high)
+        return _checked_ends(self.future_low, self.future_high)
 
     @property
     def one_run(self) -> Estimate:
@@ -102,7 +102,11 @@ class Estimate:
         return "" if self.low == self.high else units.bounds(self.low, self.high, form)
 
 
-def _ends(low: float | None, high: float | None) -> Ends:
+def _none_if_zero(end: float | None) -> float | None:
+    return end or None
+
+
+def _checked_ends(low: float | None, high: float | None) -> Ends:
     if low is None or high is None:
         raise ValueError("this figure has no such interval")
     return Ends(low, high)

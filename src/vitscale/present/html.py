@@ -22,13 +22,13 @@ from vitscale.present import drawing
 from vitscale.present.data import nonfinite_as_null
 from vitscale.present.units import unbroken
 
-_HERE = Path(__file__).parent
-_INTERVAL = re.compile('<span class="bounds">([^<]*)</span>')
-_DEEPEST = 4
+_PACKAGE_FOLDER = Path(__file__).parent
+_INTERVAL_ELEMENT = re.compile('<span class="bounds">([^<]*)</span>')
+_DEEPEST_HEADING = 4
 """Depth of the deepest headings, `<h4>`."""
 _MANY_CLAUSES = 4
 """Number of clauses from which each has a line of its own."""
-_PAGE = """<!doctype html>
+_PAGE_TEMPLATE = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -64,28 +64,28 @@ def to_html(document: doc.Document, *, brand: str = "vitscale", subtitle: str = 
     """
     page_figures = list(figures(document.blocks))
     stills = drawing.stills([figure.views[0].spec for figure in page_figures])
-    body = "\n".join(_block(block, 2) for block in document.blocks)
-    last = _format('<p class="last">{}</p>', " ".join(document.last)) if document.last else ""
-    scripts = _scripts(page_figures)
-    return _PAGE.format(
-        policy=_policy(scripts.digests),
+    body = "\n".join(_block_element(block, 2) for block in document.blocks)
+    last = _escaped_format('<p class="last">{}</p>', " ".join(document.last)) if document.last else ""
+    scripts = _page_scripts(page_figures)
+    return _PAGE_TEMPLATE.format(
+        policy=_security_policy(scripts.digests),
         title=Markup.escape(f"{document.title}: {brand}"),
-        css=(_HERE / "page.css").read_text(encoding="utf-8"),
+        css=(_PACKAGE_FOLDER / "page.css").read_text(encoding="utf-8"),
         brand=Markup.escape(brand),
         heading=Markup.escape(document.title),
-        subtitle=_format('<p class="muted">{}</p>', subtitle) if subtitle else "",
-        links=_links(document.blocks),
+        subtitle=_escaped_format('<p class="muted">{}</p>', subtitle) if subtitle else "",
+        links=_section_links(document.blocks),
         body="\n".join((_with_pictures(body, page_figures, stills()), last)),
         scripts="\n".join(scripts.elements),
     )
 
 
-def _links(blocks: Iterable[doc.Block]) -> str:
+def _section_links(blocks: Iterable[doc.Block]) -> str:
     """Return links to the folded sections, which a reader may not find otherwise."""
     links = []
     for block in blocks:
         if isinstance(block, doc.Section) and block.folded:
-            links.append(_format('<a href="#{}">{}</a> ', slug(block.title), block.title))
+            links.append(_escaped_format('<a href="#{}">{}</a> ', slug(block.title), block.title))
     return "".join(links)
 
 
@@ -96,11 +96,11 @@ def to_fragment(document: doc.Document) -> str:
     """
     page_figures = list(figures(document.blocks))
     stills = drawing.stills([figure.views[0].spec for figure in page_figures])
-    title = _format("<h3>{}</h3>\n", document.title) if document.title else ""
-    body = "\n".join(_block(block, _DEEPEST) for block in document.blocks)
-    last = "\n".join(_format("<p>{}</p>", line) for line in document.last)
+    title = _escaped_format("<h3>{}</h3>\n", document.title) if document.title else ""
+    body = "\n".join(_block_element(block, _DEEPEST_HEADING) for block in document.blocks)
+    last = "\n".join(_escaped_format("<p>{}</p>", line) for line in document.last)
     # The style sheet puts an interval below its figure; without it the two would touch.
-    readable = _INTERVAL.sub(r" (\1)", body)
+    readable = _INTERVAL_ELEMENT.sub(r" (\1)", body)
     return f"<div>\n{title}{_with_pictures(readable, page_figures, stills())}\n{last}\n</div>"
 
 
@@ -118,113 +118,124 @@ def figures(blocks: Iterable[doc.Block]) -> Iterator[doc.Figure]:
             yield block
 
 
-def _format(text: str, *values: object) -> str:
-    """Return `text` with each value escaped, except for HTML of our own (`_html`)."""
+def _escaped_format(text: str, *values: object) -> str:
+    """Return `text` with each value escaped, except for HTML of our own (`_trusted_html`)."""
     return str(Markup(text).format(*values))  # noqa: S704  # each `text` is written in this file
 
 
-def _html(text: str) -> Markup:
-    """Mark HTML of our own, which `_format` takes as it is."""
+def _trusted_html(text: str) -> Markup:
+    """Mark HTML of our own, which `_escaped_format` takes as it is."""
     return Markup(text)  # noqa: S704  # made by the functions of this file
 
 
-def _blocks(blocks: Iterable[doc.Block], depth: int) -> Markup:
-    return _html("\n".join(_block(block, depth) for block in blocks))
+def _block_elements(blocks: Iterable[doc.Block], depth: int) -> Markup:
+    return _trusted_html("\n".join(_block_element(block, depth) for block in blocks))
 
 
-def _block(block: doc.Block, depth: int) -> str:
+def _block_element(block: doc.Block, depth: int) -> str:
+    """Return the HTML of a block. `depth`: 2 for a heading `<h2>`, and so on."""
     match block:
         case doc.Section(folded=True):
-            return _format(
+            inner = _block_elements(block.blocks, min(depth + 1, _DEEPEST_HEADING))
+            return _escaped_format(
                 '<details class="section" id="{}"><summary><h{}>{}</h{}></summary>\n{}\n</details>',
-                slug(block.title), depth, block.title, depth, _blocks(block.blocks, min(depth + 1, _DEEPEST)),
+                slug(block.title), depth, block.title, depth, inner,
             )  # fmt: skip
         case doc.Section():
-            return _format(
+            inner = _block_elements(block.blocks, min(depth + 1, _DEEPEST_HEADING))
+            return _escaped_format(
                 '<section id="{}">\n<h{}>{}</h{}>\n{}\n</section>',
-                slug(block.title), depth, block.title, depth, _blocks(block.blocks, min(depth + 1, _DEEPEST)),
+                slug(block.title), depth, block.title, depth, inner,
             )  # fmt: skip
         case doc.Paragraph():
-            return _format('<p class="{}">{}</p>', block.tone, unbroken(block.text))
+            return _escaped_format('<p class="{}">{}</p>', block.tone, unbroken(block.text))
         case doc.Bullets():
-            items = _html("".join(_format("<li>{}</li>", unbroken(item)) for item in block.items))
-            return _format('<ul class="{}">{}</ul>', block.tone, items)
+            items = _trusted_html("".join(_escaped_format("<li>{}</li>", unbroken(item)) for item in block.items))
+            return _escaped_format('<ul class="{}">{}</ul>', block.tone, items)
         case doc.Finding():
-            return _finding(block)
+            return _finding_element(block)
         case doc.Code():
-            return _format("<pre>{}</pre>", "\n".join(block.lines))
+            return _escaped_format("<pre>{}</pre>", "\n".join(block.lines))
         case doc.Table():
-            return _table(block, depth)
+            return _table_element(block, depth)
         case doc.Figure():
-            return _figure(block, depth)
+            return _figure_element(block, depth)
 
 
-def _finding(finding: doc.Finding) -> str:
+def _finding_element(finding: doc.Finding) -> str:
+    """Return a finding as HTML; the trials that it concerns unfold."""
     trials = " ".join(finding.about.trials)
-    which = _format('<details><summary>which</summary><p class="mono">{}</p></details>', trials) if trials else ""
-    key = _format("<code>{}</code>: ", doc.shown_key(finding.about.key)) if finding.about.key else ""
-    return _format(
+    which_trials = ""
+    if trials:
+        which_trials = _escaped_format('<details><summary>which</summary><p class="mono">{}</p></details>', trials)
+    key = _escaped_format("<code>{}</code>: ", doc.shown_key(finding.about.key)) if finding.about.key else ""
+    return _escaped_format(
         '<div class="finding {}"><p><span class="tag">{}</span> {}{} <span class="muted">{}</span></p>{}</div>',
-        finding.severity, finding.severity, _html(key), _message(finding.message), _sentence(finding.advice),
-        _html(which),
+        finding.severity, finding.severity, _trusted_html(key), _message_html(finding.message),
+        _sentence_text(finding.advice), _trusted_html(which_trials),
     )  # fmt: skip
 
 
-def _message(text: str) -> str | Markup:
+def _message_html(text: str) -> str | Markup:
     """Return a sentence; one with many clauses has each of them on a line of its own."""
     head, *clauses = text.split("; ")
     if len(clauses) < _MANY_CLAUSES:
-        return _sentence(text)
-    lines = [escape(unbroken(head)), *(escape(_sentence(clause)) for clause in clauses)]
-    return _html("<br>".join(lines))
+        return _sentence_text(text)
+    lines = [escape(unbroken(head)), *(escape(_sentence_text(clause)) for clause in clauses)]
+    return _trusted_html("<br>".join(lines))
 
 
-def _sentence(text: str) -> str:
+def _sentence_text(text: str) -> str:
     return unbroken(f"{text.rstrip('.')}.") if text else ""
 
 
-def _table(table: doc.Table, depth: int) -> str:
+def _table_element(table: doc.Table, depth: int) -> str:
     """Return a table with its title as heading, or as the summary that unfolds it."""
     headings = []
     for column in table.columns:
-        css_class = _class("words" if column.words else "")
-        headings.append(_format('<th scope="col"{}>{}</th>', css_class, column.heading))
-    bodies = [_table_body(table, group) for group in table.groups]
-    content = _format(
+        css_class = _class_attribute("words" if column.words else "")
+        headings.append(_escaped_format('<th scope="col"{}>{}</th>', css_class, column.heading))
+    bodies = [_table_body_element(table, group) for group in table.groups]
+    content = _escaped_format(
         '<div class="scroll"><table><thead><tr>{}</tr></thead>{}</table></div>',
-        _html("".join(headings)), _html("\n".join(bodies)),
+        _trusted_html("".join(headings)), _trusted_html("\n".join(bodies)),
     )  # fmt: skip
     if table.notes:
-        notes = "".join(_format("<li>{}</li>", note) for note in table.notes)
-        content += _format('<ul class="notes">{}</ul>', _html(notes))
+        notes = "".join(_escaped_format("<li>{}</li>", note) for note in table.notes)
+        content += _escaped_format('<ul class="notes">{}</ul>', _trusted_html(notes))
     if table.folded:
         title = table.title or "Table"
-        return _format('<details class="table"><summary>{}</summary>{}</details>', title, _html(content))
-    heading = _format("<h{}>{}</h{}>", depth, table.title, depth) if table.title else ""
+        return _escaped_format(
+            '<details class="table"><summary>{}</summary>{}</details>', title, _trusted_html(content)
+        )
+    heading = _escaped_format("<h{}>{}</h{}>", depth, table.title, depth) if table.title else ""
     return heading + content
 
 
-def _table_body(table: doc.Table, group: doc.RowGroup) -> str:
+def _table_body_element(table: doc.Table, group: doc.RowGroup) -> str:
     """Return the rows of a group, below its label where it has one."""
     label = ""
     if group.label:
-        label = _format(
+        label = _escaped_format(
             '<tr class="group"><th colspan="{}" scope="rowgroup">{}</th></tr>', len(table.columns), group.label
         )
-    rows = "".join(f"<tr>{''.join(_cells(table, row))}</tr>\n" for row in group.rows)
+    rows = "".join(f"<tr>{''.join(_cell_elements(table, row))}</tr>\n" for row in group.rows)
     return f"<tbody>{label}{rows}</tbody>"
 
 
-def _class(names: str) -> Markup:
-    return _html(f' class="{names}"' if names else "")
+def _class_attribute(names: str) -> Markup:
+    return _trusted_html(f' class="{names}"' if names else "")
 
 
-def _cells(table: doc.Table, row: Sequence[doc.Cell]) -> Iterator[str]:
+def _cell_elements(table: doc.Table, row: Sequence[doc.Cell]) -> Iterator[str]:
     """Yield the elements of a row's cells, the intervals of each below its text."""
     position = 0
     for cell in row:
-        is_words = table.columns[position].words or cell.spans > 1
-        css_class = _class(" ".join(name for name in ("words" if is_words else "", cell.state) if name))
+        has_words = table.columns[position].words or cell.spans > 1
+        class_names = ["words"] if has_words else []
+        if cell.state:
+            class_names.append(cell.state)
+        css_class = _class_attribute(" ".join(class_names))
         spans = f' colspan="{cell.spans}"' if cell.spans > 1 else ""
         intervals = [interval for interval in (cell.bounds, cell.run) if interval]
         bounds = "".join(f'<span class="bounds">{escape(interval)}</span>' for interval in intervals)
@@ -232,36 +243,37 @@ def _cells(table: doc.Table, row: Sequence[doc.Cell]) -> Iterator[str]:
         position += cell.spans
 
 
-def _figure(figure: doc.Figure, depth: int) -> str:
+def _figure_element(figure: doc.Figure, depth: int) -> str:
+    """Return a figure as HTML: its first view, with a placeholder for the picture, and its rows as a table."""
     view = figure.views[0]
-    return _format(
+    return _escaped_format(
         '<figure id="figure-{0}" data-figure="{0}">\n<figcaption><h{1}>{2}</h{1}>'
         '<p class="muted small subtitle">{3}</p></figcaption>\n<div class="controls"></div>\n'
         '<div class="picture" role="img" aria-label="{4}">{5}</div>\n<p class="summary">{4}</p>\n'
         '<details class="rows"><summary>As a table</summary><div class="scroll">{6}</div></details>\n</figure>',
-        figure.name, min(depth + 1, _DEEPEST), view.title, view.subtitle, view.summary,
-        _html(_PICTURE.format(escape(figure.name))), _html(_rows(view)),
+        figure.name, min(depth + 1, _DEEPEST_HEADING), view.title, view.subtitle, view.summary,
+        _trusted_html(_PICTURE_PLACEHOLDER.format(escape(figure.name))), _trusted_html(_rows_table(view)),
     )  # fmt: skip
 
 
-_PICTURE = "<!-- {} -->"
+_PICTURE_PLACEHOLDER = "<!-- {} -->"
 """Placeholder of a figure until it is drawn; text of users is escaped and holds none."""
 
 
-def _with_pictures(body: str, shown: Sequence[doc.Figure], drawn: Sequence[str]) -> str:
+def _with_pictures(body: str, figures_of_page: Sequence[doc.Figure], pictures: Sequence[str]) -> str:
     """Return the body with its SVGs; the identities in each are made unique, as those of all figures share one page."""
-    for figure, picture in zip(shown, drawn, strict=True):
+    for figure, picture in zip(figures_of_page, pictures, strict=True):
         for identity in dict.fromkeys(re.findall(r'\bid="([\w-]+)"', picture)):
             unique = f"{figure.name}-{identity}"
             picture = picture.replace(f'id="{identity}"', f'id="{unique}"')
             picture = picture.replace(f"url(#{identity})", f"url(#{unique})")
-        body = body.replace(_PICTURE.format(escape(figure.name)), picture, 1)
+        body = body.replace(_PICTURE_PLACEHOLDER.format(escape(figure.name)), picture, 1)
     return body
 
 
-def _rows(view: doc.FigureView) -> str:
+def _rows_table(view: doc.FigureView) -> str:
     """Return the rows that a view draws as a table."""
-    headings = "".join(_format('<th scope="col">{}</th>', heading) for heading in view.columns.values())
+    headings = "".join(_escaped_format('<th scope="col">{}</th>', heading) for heading in view.columns.values())
     rows = []
     for row in view.rows:
         values = ["" if row.get(name) is None else row[name] for name in view.columns]
@@ -278,26 +290,28 @@ class _Scripts(NamedTuple):
     """SHA-256 of each script that may run, in base64."""
 
 
-def _scripts(shown: Sequence[doc.Figure]) -> _Scripts:
+def _page_scripts(figures_of_page: Sequence[doc.Figure]) -> _Scripts:
     """Return the script elements of a page with these figures: data, library, and our own script; none without figures.
 
     Data and library are compressed; our script unpacks them.
     """
-    if not shown:
+    if not figures_of_page:
         return _Scripts()
     data = {
-        "figures": {figure.name: _figure_data(figure) for figure in shown},
+        "figures": {figure.name: _figure_data(figure) for figure in figures_of_page},
         "themes": {"light": drawing.LIGHT, "dark": drawing.DARK},
     }
     packed_data = gzip.compress(json.dumps(nonfinite_as_null(data), allow_nan=False).encode(), 9, mtime=0)
     packed_library = drawing.library()
-    our_script = (_HERE / "page.js").read_text(encoding="utf-8")
+    our_script = (_PACKAGE_FOLDER / "page.js").read_text(encoding="utf-8")
     elements = [
         _packed_element("data", packed_data),
         _packed_element("library", packed_library),
         f"<script>{our_script}</script>",
     ]
-    return _Scripts(elements, [_digest(gzip.decompress(packed_library)), _digest(our_script.encode())])
+    return _Scripts(
+        elements, [_digest_of_script(gzip.decompress(packed_library)), _digest_of_script(our_script.encode())]
+    )
 
 
 def _packed_element(name: str, content: bytes) -> str:
@@ -315,6 +329,7 @@ def _figure_data(figure: doc.Figure) -> Mapping[str, Any]:
 
 
 def _view_data(view: doc.FigureView) -> Mapping[str, Any]:
+    """Return a view as `page.js` reads it."""
     return {
         "title": view.title,
         "subtitle": view.subtitle,
@@ -325,11 +340,11 @@ def _view_data(view: doc.FigureView) -> Mapping[str, Any]:
     }
 
 
-def _digest(script: bytes) -> str:
+def _digest_of_script(script: bytes) -> str:
     return base64.b64encode(hashlib.sha256(script).digest()).decode()
 
 
-def _policy(digests: Sequence[str]) -> str:
+def _security_policy(digests: Sequence[str]) -> str:
     """Return a content security policy: our scripts by their hashes and no others, nothing from elsewhere.
 
     Vega compiles its expressions, which needs 'unsafe-eval'; it compiles our own figures only.

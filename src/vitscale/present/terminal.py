@@ -13,15 +13,16 @@ from rich.text import Text
 
 from vitscale.present import document as doc
 from vitscale.present.terminal_table import table_lines
-from vitscale.present.units import KEPT, counted, listed, unbroken
+from vitscale.present.units import NO_BREAK_SPACE, counted, listed, unbroken
 
 MOST_LINES = 25
-_NARROWEST = 40
-_FEWEST_LINES = 3
+_NARROWEST_WIDTH = 40
+"""Columns to which a narrower terminal is laid out all the same."""
+_FEWEST_SHOWN_LINES = 3
 """Fewest lines of a block that is cut; one that would have fewer is named instead."""
 _SEVERITY_STYLES: dict[doc.Severity, str] = {"error": "bold red", "warning": "yellow", "note": "cyan"}
-_TONES = {"": "", "strong": "bold", "quiet": "dim", "bad": "red"}
-_LONGEST_NAMES = 40
+_TONE_STYLES = {"": "", "strong": "bold", "quiet": "dim", "bad": "red"}
+_MOST_NAME_LETTERS = 40
 """Letters of the names of what is left out that still stand on one line of 80 columns."""
 
 
@@ -29,33 +30,37 @@ _LONGEST_NAMES = 40
 class _Part:
     """The lines of one block, and how they may be shortened.
 
-    The lines are, in this order: `before` lines of headings, the lines of the units (such as rows of a table or
-    findings), `notes` lines of notes, and an empty line.
+    The lines are, in this order: `heading_lines` lines of headings, the lines of the units, `note_lines` lines of
+    notes, and an empty line. A unit is what is shown or left out as a whole: a row of a table, a finding, a bullet, a
+    command.
+
+    Example: a table with its title, two lines of column headings and a rule, two rows of which the second one is
+    wrapped into two lines, and a note: heading_lines=4, unit_lines=(1, 2), note_lines=1, and 9 lines in all.
     """
 
     name: str
     """Name to show where the part is left out."""
     lines: tuple[Text, ...]
-    units: tuple[int, ...] = ()
-    """Number of lines of each unit. A unit is left out as a whole; without units the part is not cut."""
-    before: int = 0
+    unit_lines: tuple[int, ...] = ()
+    """Number of lines of each unit; without units the part is not cut."""
+    heading_lines: int = 0
     """Number of lines before the units."""
-    notes: int = 0
+    note_lines: int = 0
     """Number of lines of notes after the units, which are left out first."""
     unit_names: tuple[str, ...] = ()
     """Name of each unit, to show where it is left out; empty: left-out units are only counted."""
-    more: int = 0
-    """Number of further units that were not laid out in `lines`, because the part will be cut before them."""
+    units_not_laid_out: int = 0
+    """Number of further units that have no lines in `lines`, because the part will be cut before them."""
 
     def without_notes(self) -> _Part:
         """Return the part without the lines of its notes."""
         *lines, empty = self.lines
-        return replace(self, lines=(*lines[: -self.notes], empty), notes=0)
+        return replace(self, lines=(*lines[: -self.note_lines], empty), note_lines=0)
 
     def titled(self, title: str) -> _Part:
         """Return the part under a heading, which is its name then."""
         lines = (Text(title, "bold"), *self.lines)
-        return replace(self, name=title, lines=lines, before=self.before + 1)
+        return replace(self, name=title, lines=lines, heading_lines=self.heading_lines + 1)
 
 
 def redraws(console: Console) -> bool:
@@ -78,47 +83,60 @@ def lines(document: doc.Document, width: int = 80, verbose: bool = False, most_l
         verbose: show everything; else folded parts are only named.
         most_lines: limit unless verbose; of a longer document the last parts are cut first, and a line says which.
     """
-    width = max(width, _NARROWEST)
-    head = _styled(_wrapped(document.title, width), "bold") if document.title else []
-    last = _last_lines(document, width)
+    width = max(width, _NARROWEST_WIDTH)
+    title_lines = _styled(_wrapped(document.title, width), "bold") if document.title else []
+    end_lines = _end_lines(document, width)
     if verbose:
-        all_parts = _parts(document.blocks, width, verbose=True, most_lines=None)
-        return _without_trailing([*head, *_part_lines(all_parts), *last])
-    parts = list(_parts(document.blocks, width, verbose=False, most_lines=most_lines))
-    # The terminal breaks the longest of the last lines by itself.
-    broken_lines = sum(max(0, cell_len(line.plain) - 1) // width for line in last)
-    summary = _Summary(head, parts, last, list(_folded_names(document.blocks)), width)
-    summary.shorten_to(most_lines - broken_lines)
-    return _without_trailing(summary.lines())
+        all_parts = _parts_of_blocks(document.blocks, width, verbose=True, most_lines=None)
+        return _without_trailing([*title_lines, *_part_lines(all_parts), *end_lines])
+    parts = list(_parts_of_blocks(document.blocks, width, verbose=False, most_lines=most_lines))
+    folded_names = list(_folded_names(document.blocks))
+    shortened = _ShortenedDocument(title_lines, parts, end_lines, folded_names, width)
+    # The terminal breaks the longest of the end lines by itself, into as many lines more.
+    broken_lines = sum(max(0, cell_len(line.plain) - 1) // width for line in end_lines)
+    shortened.shorten_to(most_lines - broken_lines)
+    return _without_trailing(shortened.lines())
 
 
-def _last_lines(document: doc.Document, width: int) -> list[Text]:
+def _end_lines(document: doc.Document, width: int) -> list[Text]:
     """Return the lines at the end of a document; one that begins with a blank is a command, and stays whole."""
-    last: list[str] = []
+    lines_of_text: list[str] = []
     for text in document.last:
-        last += [doc.plain(text)] if text.startswith(" ") else _wrapped(text, width)
-    return _styled(last)
+        lines_of_text += [doc.plain(text)] if text.startswith(" ") else _wrapped(text, width)
+    return _styled(lines_of_text)
 
 
-class _Summary:
-    """A document that is shortened until it has few enough lines: its last parts are cut, then left out and named."""
+class _ShortenedDocument:
+    """A document that is shortened until it has few enough lines.
 
-    def __init__(self, head: list[Text], parts: list[_Part], last: list[Text], folded: list[str], width: int) -> None:
-        """`folded`: names of the parts that only --verbose shows."""
-        self._head = head
-        self._parts = parts
-        self._last = last
-        self._folded = folded
+    Its last part is shortened first: the part loses its notes, then its last units. Where too few units would be left,
+    the whole part is left out, and a line names it; then the part before it is the last one. The first part, which is
+    the answer, is never left out.
+    """
+
+    def __init__(
+        self,
+        title_lines: list[Text],
+        parts: list[_Part],
+        end_lines: list[Text],
+        folded_names: list[str],
+        width: int,
+    ) -> None:
+        """`folded_names`: names of the parts that only --verbose shows."""
+        self._title_lines = title_lines
+        self._shown_parts = parts
+        self._end_lines = end_lines
+        self._folded_names = folded_names
         self._width = width
-        self._left_out: list[str] = []
+        self._left_out_names: list[str] = []
 
     def lines(self) -> list[Text]:
         """Return all lines, with one that names the parts that are left out."""
-        return [*self._head, *_part_lines(self._parts), *self._left_out_line(), *self._last]
+        return [*self._title_lines, *_part_lines(self._shown_parts), *self._left_out_line(), *self._end_lines]
 
     def shorten_to(self, most_lines: int) -> None:
         """Cut parts until there are at most `most_lines`, or only the first part is left."""
-        while self._parts:
+        while self._shown_parts:
             excess_lines = len(self.lines()) - most_lines
             if excess_lines <= 0:
                 return
@@ -127,25 +145,27 @@ class _Summary:
 
     def _shorten_last_part(self, excess_lines: int) -> bool:
         """Cut the last part, or leave it out; return whether more could still be cut."""
-        part = self._parts.pop()
-        if part.notes:
-            self._parts.append(part.without_notes())
-            self._left_out = [*(name for name in self._left_out if name != "notes"), "notes"]
+        part = self._shown_parts.pop()
+        if part.note_lines:
+            self._shown_parts.append(part.without_notes())
+            self._left_out_names = [*(name for name in self._left_out_names if name != "notes"), "notes"]
             return True
-        shortened = _shortened(part, excess_lines)
+        shortened = _shortened_part(part, excess_lines)
         if shortened is not None:
-            self._parts.append(shortened)
+            self._shown_parts.append(shortened)
             return True
-        if self._parts:
-            self._left_out.insert(0, part.name)
+        if self._shown_parts:
+            self._left_out_names.insert(0, part.name)
             return True
-        # The first part, which is the answer, stays. Of a long table only its first rows are laid out.
-        self._parts.append(_cut(part, shown=len(part.units)) if part.more else part)
+        # This is the first part, which stays. Where only its first rows were laid out, a line counts the others.
+        if part.units_not_laid_out:
+            part = _cut_after_units(part, shown_units=len(part.unit_lines))
+        self._shown_parts.append(part)
         return False
 
     def _left_out_line(self) -> list[Text]:
         """Return the line (wrapped) that names what only --verbose shows; none where all is shown."""
-        names = dict.fromkeys([*self._left_out, *self._folded])
+        names = dict.fromkeys([*self._left_out_names, *self._folded_names])
         if not names:
             return []
         return _styled(_wrapped(f"More with --verbose: {listed(names, most=6)}.", self._width), "dim")
@@ -156,30 +176,31 @@ def _part_lines(parts: Iterable[_Part]) -> Iterator[Text]:
         yield from part.lines
 
 
-def _shortened(part: _Part, excess_lines: int) -> _Part | None:
+def _shortened_part(part: _Part, excess_lines: int) -> _Part | None:
     """Return the part without its last units, with at least that many lines fewer; None where too little is left.
 
     A line in place of the units says how many they are.
     """
     lines_to_cut = excess_lines + 1  # for the new line
-    shown = list(part.units)
-    while shown and sum(part.units) - sum(shown) < lines_to_cut:
-        shown.pop()
-    if not shown or sum(shown) < _FEWEST_LINES:
+    most_shown_lines = sum(part.unit_lines) - lines_to_cut
+    shown_unit_lines = list(part.unit_lines)
+    while shown_unit_lines and sum(shown_unit_lines) > most_shown_lines:
+        shown_unit_lines.pop()
+    if not shown_unit_lines or sum(shown_unit_lines) < _FEWEST_SHOWN_LINES:
         return None
-    return _cut(part, len(shown))
+    return _cut_after_units(part, shown_units=len(shown_unit_lines))
 
 
-def _cut(part: _Part, shown: int) -> _Part:
-    """Return the part with the first `shown` of its units, and a line that says how many more it has."""
-    shown_end = part.before + sum(part.units[:shown])
-    units_end = part.before + sum(part.units)
-    names = _first_names(part.unit_names[shown:])
-    which = f" ({names})" if names else ""
-    hidden = len(part.units) - shown + part.more
-    count_line = Text(f"  ... {hidden:,} more with --verbose{which}", "dim")
+def _cut_after_units(part: _Part, shown_units: int) -> _Part:
+    """Return the part with its first units alone, and a line such as "... 3 more with --verbose (not-json)"."""
+    shown_end = part.heading_lines + sum(part.unit_lines[:shown_units])
+    units_end = part.heading_lines + sum(part.unit_lines)
+    hidden_names = _first_names(part.unit_names[shown_units:])
+    names_in_brackets = f" ({hidden_names})" if hidden_names else ""
+    hidden_units = len(part.unit_lines) - shown_units + part.units_not_laid_out
+    count_line = Text(f"  ... {hidden_units:,} more with --verbose{names_in_brackets}", "dim")
     lines = (*part.lines[:shown_end], count_line, *part.lines[units_end:])
-    return _Part(part.name, lines, before=part.before)
+    return _Part(part.name, lines, heading_lines=part.heading_lines)
 
 
 def _first_names(names: Sequence[str]) -> str:
@@ -187,7 +208,7 @@ def _first_names(names: Sequence[str]) -> str:
     distinct = list(dict.fromkeys(names))
     shown: list[str] = []
     for name in distinct:
-        if len(", ".join([*shown, name])) > _LONGEST_NAMES:
+        if len(", ".join([*shown, name])) > _MOST_NAME_LETTERS:
             break
         shown.append(name)
     if shown and len(shown) < len(distinct):
@@ -204,7 +225,9 @@ def _folded_names(blocks: Sequence[doc.Block]) -> Iterator[str]:
             yield from _folded_names(block.blocks)
 
 
-def _parts(blocks: Sequence[doc.Block], width: int, *, verbose: bool, most_lines: int | None) -> Iterator[_Part]:
+def _parts_of_blocks(
+    blocks: Sequence[doc.Block], width: int, *, verbose: bool, most_lines: int | None
+) -> Iterator[_Part]:
     """Yield a part for each block that is shown, with an empty line at its end; findings in a row are one part.
 
     Of a table only so many rows are laid out that it is longer than `most_lines`; None: all.
@@ -212,7 +235,7 @@ def _parts(blocks: Sequence[doc.Block], width: int, *, verbose: bool, most_lines
     for is_finding, neighbours in itertools.groupby(blocks, lambda block: isinstance(block, doc.Finding)):
         if is_finding:
             findings = [block for block in neighbours if isinstance(block, doc.Finding)]
-            yield _findings(findings, width, verbose=verbose)
+            yield _findings_part(findings, width, verbose=verbose)
         else:
             for block in neighbours:
                 yield from _block_parts(block, width, verbose=verbose, most_lines=most_lines)
@@ -223,12 +246,12 @@ def _block_parts(block: doc.Block, width: int, *, verbose: bool, most_lines: int
     if isinstance(block, doc.Section | doc.Table) and block.folded and not verbose:
         return
     if isinstance(block, doc.Section):
-        inner = _parts(block.blocks, width, verbose=verbose, most_lines=most_lines)
+        inner = _parts_of_blocks(block.blocks, width, verbose=verbose, most_lines=most_lines)
         yield from _under_heading(inner, doc.plain(block.title))
     elif isinstance(block, doc.Table):
-        yield from _table(block, width, most_lines)
+        yield from _table_parts(block, width, most_lines)
     elif not isinstance(block, doc.Finding):
-        part = _part(block, width, verbose=verbose)
+        part = _simple_part(block, width, verbose=verbose)
         if part.lines:
             yield part
 
@@ -240,46 +263,60 @@ def _under_heading(parts: Iterable[_Part], title: str) -> Iterator[_Part]:
         yield without_names.titled(title) if number == 0 else without_names
 
 
-def _table(table: doc.Table, width: int, most_lines: int | None) -> Iterator[_Part]:
-    """Yield a part for each of the tables that it takes to hold all figures; the last one has the notes."""
+def _table_parts(table: doc.Table, width: int, most_lines: int | None) -> Iterator[_Part]:
+    """Yield a part for each piece of a table.
+
+    A table that is too wide for the terminal is laid out as several pieces below one another, each with all rows and
+    some of the columns. The first piece has the title, the last one has the notes.
+
+    Args:
+        table: the table.
+        width: columns of the terminal.
+        most_lines: of a longer table only the rows up to that many lines are laid out; None: all.
+    """
     pieces = table_lines(table, width, most_lines)
     title = doc.plain(table.title)
     name = title or "a table"
-    notes: list[Text] = []
-    for note in table.notes:
-        notes += _styled(_indented(note, width), "dim")
     row_count = sum(len(group.rows) for group in table.groups)
     for number, piece in enumerate(pieces):
         is_first = number == 0
-        heading = (Text(title, "bold"),) if is_first and table.title else ()
-        head = (*heading, *piece.head)
         is_last = number == len(pieces) - 1
-        piece_notes = notes if is_last else []
+        title_lines = [Text(title, "bold")] if is_first and table.title else []
+        heading_lines = [*title_lines, *piece.head]
+        note_lines = _note_lines(table, width) if is_last else []
         yield _Part(
             name if is_first else f"{name}, continued",
-            (*head, *itertools.chain.from_iterable(piece.rows), *piece_notes, Text("")),
-            units=tuple(len(row_lines) for row_lines in piece.rows),
-            before=len(head),
-            notes=len(piece_notes),
-            more=row_count - len(piece.rows),
+            (*heading_lines, *itertools.chain.from_iterable(piece.rows), *note_lines, Text("")),
+            unit_lines=tuple(len(row_lines) for row_lines in piece.rows),
+            heading_lines=len(heading_lines),
+            note_lines=len(note_lines),
+            units_not_laid_out=row_count - len(piece.rows),
         )
 
 
-def _part(block: doc.Paragraph | doc.Bullets | doc.Code | doc.Figure, width: int, *, verbose: bool) -> _Part:
+def _note_lines(table: doc.Table, width: int) -> list[Text]:
+    """Return the lines of the notes below a table."""
+    lines: list[Text] = []
+    for note in table.notes:
+        lines += _styled(_indented(note, width), "dim")
+    return lines
+
+
+def _simple_part(block: doc.Paragraph | doc.Bullets | doc.Code | doc.Figure, width: int, *, verbose: bool) -> _Part:
     """Return the part of a block that is no heading, table or finding; without lines where there is nothing to show."""
     empty = Text("")
     match block:
         case doc.Paragraph():
-            texts = _styled(_wrapped(block.text, width), _TONES[block.tone])
+            texts = _styled(_wrapped(block.text, width), _TONE_STYLES[block.tone])
             return _Part("a note", (*texts, empty))
         case doc.Bullets():
-            items = [_styled(_wrapped(item, width, "- ", "  "), _TONES[block.tone]) for item in block.items]
+            items = [_styled(_wrapped(item, width, "- ", "  "), _TONE_STYLES[block.tone]) for item in block.items]
             texts = list(itertools.chain.from_iterable(items))
             item_lines = tuple(len(item) for item in items)
-            return _Part(counted(len(items), "note"), (*texts, empty) if texts else (), units=item_lines)
+            return _Part(counted(len(items), "note"), (*texts, empty) if texts else (), unit_lines=item_lines)
         case doc.Code():
             texts = [Text(f"  {doc.plain(line)}") for line in block.lines]
-            return _Part(counted(len(texts), "command"), (*texts, empty), units=(1,) * len(texts))
+            return _Part(counted(len(texts), "command"), (*texts, empty), unit_lines=(1,) * len(texts))
         case doc.Figure() if verbose:
             title = doc.plain(block.title)
             texts = [Text(line) for item in block.text for line in _wrapped(item, width, "- ", "  ")]
@@ -288,18 +325,18 @@ def _part(block: doc.Paragraph | doc.Bullets | doc.Code | doc.Figure, width: int
             return _Part("", ())
 
 
-def _findings(findings: Sequence[doc.Finding], width: int, *, verbose: bool) -> _Part:
+def _findings_part(findings: Sequence[doc.Finding], width: int, *, verbose: bool) -> _Part:
     """Return the part of neighbouring findings; with `verbose` an empty line stands between two."""
-    units: list[list[Text]] = []
+    lines_by_finding: list[list[Text]] = []
     for finding in findings:
         finding_lines = _finding_lines(finding, width, with_source=verbose)
         if verbose and finding is not findings[-1]:
             finding_lines.append(Text(""))
-        units.append(finding_lines)
+        lines_by_finding.append(finding_lines)
     return _Part(
-        counted(len(units), "finding"),
-        (*itertools.chain.from_iterable(units), Text("")),
-        units=tuple(len(unit) for unit in units),
+        counted(len(findings), "finding"),
+        (*itertools.chain.from_iterable(lines_by_finding), Text("")),
+        unit_lines=tuple(len(finding_lines) for finding_lines in lines_by_finding),
         unit_names=tuple(finding.kind for finding in findings),
     )
 
@@ -339,7 +376,7 @@ def _wrapped(text: str, width: int, first: str = "", following: str = "") -> lis
     wrapper = textwrap.TextWrapper(
         width, initial_indent=first, subsequent_indent=following, break_long_words=False, break_on_hyphens=False
     )
-    return [line.replace(KEPT, " ").rstrip() for line in wrapper.wrap(unbroken(doc.plain(text).strip()))]
+    return [line.replace(NO_BREAK_SPACE, " ").rstrip() for line in wrapper.wrap(unbroken(doc.plain(text).strip()))]
 
 
 def _without_trailing(texts: list[Text]) -> list[Text]:

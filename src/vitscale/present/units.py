@@ -19,10 +19,10 @@ UNAVAILABLE = "unavailable"
 """The unknown in a sentence."""
 NOT_FINITE = "not finite"
 
-KEPT = "\N{NO-BREAK SPACE}"
+NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 _NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=[A-Za-z%=])|(?<==) (?=\d)")
 """The blank in "12 ms", "7 %", "64 =" and "= 2"."""
-_ALMOST = 0.9995
+_ROUNDED_UP_SHARE = 0.9995
 """Share of a unit from which a value is shown as 1.00 of it, not as 1,000 of the unit below."""
 
 
@@ -39,7 +39,7 @@ class Unit:
 
 
 # From the smallest unit up, each with the number of base units from which it is used.
-_TIMES = (
+_TIME_UNITS = (
     (0.0, Unit(1e6, "us")),
     (1e-3, Unit(1e3, "ms")),
     (1.0, Unit(1.0, "s")),
@@ -47,22 +47,22 @@ _TIMES = (
     (7_200.0, Unit(1 / 3_600, "h")),
     (172_800.0, Unit(1 / 86_400, "d")),
 )
-_SIZES = tuple(
+_SIZE_UNITS = tuple(
     (1024.0**power if power else 0.0, Unit(1024.0**-power, sign))
     for power, sign in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))
 )
-_DECIMAL = tuple(
+_DECIMAL_UNITS = tuple(
     (1000.0**power if power else 0.0, Unit(1000.0**-power, prefix))
     for power, prefix in enumerate(("", "k", "M", "G", "T", "P", "E"))
 )
 
 
-def _unit_of(value: float, scale: tuple[tuple[float, Unit], ...]) -> Unit:
+def _largest_unit_reached(value: float, scale: tuple[tuple[float, Unit], ...]) -> Unit:
     """Return the largest unit of a scale that `value`, in the base unit, reaches."""
-    return next(unit for least, unit in reversed(scale) if value >= _ALMOST * least)
+    return next(unit for least, unit in reversed(scale) if value >= _ROUNDED_UP_SHARE * least)
 
 
-def _largest(values: Iterable[float | None], otherwise: float) -> float:
+def _largest_magnitude(values: Iterable[float | None], otherwise: float) -> float:
     """Return the largest absolute value; `otherwise` where there is no number."""
     numbers = [value for value in values if value is not None]
     return max((abs(value) for value in numbers if math.isfinite(value)), default=otherwise)
@@ -73,7 +73,7 @@ def time_unit(values: Iterable[float | None]) -> Unit:
 
     It is at least a millisecond: columns of times are never in microseconds.
     """
-    return _unit_of(max(1e-3, _largest(values, 1.0)), _TIMES)
+    return _largest_unit_reached(max(1e-3, _largest_magnitude(values, 1.0)), _TIME_UNITS)
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -96,7 +96,7 @@ def seconds(value: float | None) -> str:
     """Return a time: "85.0 us", "12.0 ms", "120 s", "15.0 min", "2.50 h", "3.00 d"."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
-    unit = _unit_of(abs(value), _TIMES) if value else Unit(1.0, "s")
+    unit = _largest_unit_reached(abs(value), _TIME_UNITS) if value else Unit(1.0, "s")
     return f"{unit.text(value)} {unit.sign}"
 
 
@@ -104,7 +104,7 @@ def size(value: float | None) -> str:
     """Return a number of bytes: "512 B", "4 MiB" where it is whole, "11.8 GiB"."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
-    unit = _unit_of(abs(value), _SIZES)
+    unit = _largest_unit_reached(abs(value), _SIZE_UNITS)
     scaled = value * unit.factor
     return f"{scaled:,.0f} {unit.sign}" if scaled == int(scaled) else f"{number(scaled)} {unit.sign}"
 
@@ -113,7 +113,7 @@ def rate(value: float | None, sign: str) -> str:
     """Return an amount per second: 2.5e7 and "B/s" as "25.0 MB/s", 4e12 and "FLOP/s" as "4.00 TFLOP/s"."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
-    unit = _unit_of(abs(value), _DECIMAL)
+    unit = _largest_unit_reached(abs(value), _DECIMAL_UNITS)
     return f"{unit.text(value)} {unit.sign}{sign}"
 
 
@@ -198,8 +198,8 @@ def rank_time_unit(hours: Iterable[float | None], device: str, *, short: bool = 
         device: cuda or cpu, as `TrainSpec.device` has it.
         short: whether there is little room: "GPU-s", "GPU-min", "GPU-h".
     """
-    largest_hours = _largest(hours, 1.0)
-    unit = next(unit for unit in reversed(_RANK_TIMES) if largest_hours >= _ALMOST * unit.least_hours)
+    largest_hours = _largest_magnitude(hours, 1.0)
+    unit = next(unit for unit in reversed(_RANK_TIMES) if largest_hours >= _ROUNDED_UP_SHARE * unit.least_hours)
     return Unit(unit.per_hour, ranks_time(device, unit.short if short else unit.name))
 
 
@@ -267,4 +267,4 @@ def runs_of(numbers: Iterable[int]) -> list[list[int]]:
 
 def unbroken(text: str) -> str:
     """Return `text` with no-break spaces between numbers and their units, so that both stay on one line."""
-    return _NUMBER_AND_UNIT.sub(KEPT, text)
+    return _NUMBER_AND_UNIT.sub(NO_BREAK_SPACE, text)

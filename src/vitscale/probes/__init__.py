@@ -9,11 +9,17 @@ import torch
 
 
 class EpochMeter(Protocol):
-    """Measures something around each epoch on every rank: a class of another package, without arguments, that a study
-    names in `measure.meters`."""
+    """Measures something around each epoch on every rank.
+
+    It is a class of another package that a study names in `measure.meters`, and is made without arguments.
+    """
 
     def begin(self, device: torch.device) -> None:
-        """Begins, before an epoch's first step; no step is timed now."""
+        """Begins to measure. Called before an epoch's first step, when no step is timed."""
 
     def end(self) -> Mapping[str, float]:
-        """Ends, after its last step, likewise; returns name, ending in the unit -> value, finite."""
+        """Ends measuring, and returns the figures of the epoch. Called after its last step, when no step is timed.
+
+        Returns:
+            Name of a figure, which ends in its unit -> a finite number: {"room_celsius": 21.5}.
+        """

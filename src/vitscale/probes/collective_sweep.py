@@ -26,7 +26,9 @@ _FEWEST_REPEATS = 3
 _BATCH_SECONDS = 5e-3
 """Least seconds of a repeat, reached by several calls: a timer and a scheduler disturb a shorter one too much."""
 _MOST_CALLS = 100
-_SHORT_SECONDS = 0.1
+"""Most calls of a repeat."""
+_SHORT_CALL_SECONDS = 0.1
+"""A first call that takes less is tried again, for it may have been disturbed."""
 _MEMORY_SHARE = 0.5
 """Share of the free memory that is used, for all ranks of a host together."""
 
@@ -36,24 +38,24 @@ def sweep(
     name: CheckGroup,
     group: dist.ProcessGroup,
     device: torch.device,
-    sharing: int,
+    ranks_per_memory: int,
     operations: tuple[Operation, ...] = SWEPT,
 ) -> Iterator[CollectiveLine]:
     """Times each operation at one size after the other, until a call would take too long or too much memory.
 
-    All ranks of `group` call it at once.
+    All ranks of `group` call it at once, and decide alike: by the slowest rank, and by the one with the least memory.
 
     Args:
         plan: sizes and limits.
         name: name of the group, for the record.
         group: the ranks that take part, two at least.
         device: device of this rank.
-        sharing: ranks that share this rank's memory.
+        ranks_per_memory: number of ranks that share this rank's memory, itself included.
         operations: the operations that are swept.
     """
     ranks = dist.get_world_size(group)
     # The highest of the negative values is the lowest of all ranks.
-    least_free_bytes = -_highest_of_ranks(-_free_bytes(device, sharing), group, device)
+    least_free_bytes = -_highest_of_ranks(-_usable_bytes(device, ranks_per_memory), group, device)
     for operation in operations:
         for size in plan.sizes_bytes:
             elements = max(1, size // _ELEMENT_BYTES // ranks) * ranks
@@ -61,8 +63,8 @@ def sweep(
             # Memory for input and output, and for what the backend copies for itself.
             if 4 * size_bytes > least_free_bytes:
                 break
-            call = _call(operation, elements, ranks, group, device)
-            repetition = _repetition(call, plan, group, device)
+            call = _collective_call(operation, elements, ranks, group, device)
+            repetition = _choose_repetition(call, plan, group, device)
             seconds = _seconds_per_call(call, repetition, group, device)
             yield CollectiveLine(
                 group=name,
@@ -102,21 +104,26 @@ def _seconds_per_call(
     """Returns the mean seconds of a call in each repeat. All ranks begin together."""
     dist.barrier(group)
     calls = repetition.calls
-    return tuple(_timed(call, calls, device) / calls for _ in range(repetition.repeats))
+    return tuple(_seconds_of_calls(call, calls, device) / calls for _ in range(repetition.repeats))
 
 
-def _repetition(call: CollectiveCall, plan: SweepPlan, group: dist.ProcessGroup, device: torch.device) -> _Repetition:
-    """Tries a collective, and returns how often to call it; the same on all ranks of `group`, which all try it."""
-    call_seconds = _highest_of_ranks(_timed(call, 1, device), group, device)
-    if call_seconds < _SHORT_SECONDS:  # the first call was for warm-up, and another one may be disturbed
-        median = statistics.median(_timed(call, 1, device) for _ in range(5))
+def _choose_repetition(
+    call: CollectiveCall, plan: SweepPlan, group: dist.ProcessGroup, device: torch.device
+) -> _Repetition:
+    """Tries a collective, and returns how often to call it. All ranks of `group` do so at once, with the same result.
+
+    As many calls are timed together as take `_BATCH_SECONDS`, and that as often as `plan.seconds_per_size` allows.
+    """
+    call_seconds = _highest_of_ranks(_seconds_of_calls(call, 1, device), group, device)
+    if call_seconds < _SHORT_CALL_SECONDS:  # the first call was for warm-up, and another one may be disturbed
+        median = statistics.median(_seconds_of_calls(call, 1, device) for _ in range(5))
         call_seconds = _highest_of_ranks(median, group, device)
     calls = max(1, min(_MOST_CALLS, int(_BATCH_SECONDS / max(call_seconds, 1e-9))))
     affordable_repeats = int(plan.seconds_per_size / max(call_seconds * calls, 1e-9))
     return _Repetition(calls, repeats=max(_FEWEST_REPEATS, min(_MOST_REPEATS, affordable_repeats)))
 
 
-def _call(
+def _collective_call(
     operation: Operation, elements: int, ranks: int, group: dist.ProcessGroup, device: torch.device
 ) -> CollectiveCall:
     """Returns a function that does one collective on buffers of fp32 zeros, which are made here.
@@ -167,7 +174,7 @@ def _send_to_next_rank(source: Tensor, target: Tensor, group: dist.ProcessGroup)
         transfer.wait()
 
 
-def _timed(call: CollectiveCall, calls: int, device: torch.device) -> float:
+def _seconds_of_calls(call: CollectiveCall, calls: int, device: torch.device) -> float:
     """Returns the seconds that `calls` calls take together, one right after the other."""
     return seconds_of(lambda: [call() for _ in range(calls)], device)
 
@@ -179,9 +186,9 @@ def _highest_of_ranks(value: float, group: dist.ProcessGroup, device: torch.devi
     return float(tensor.item())
 
 
-def _free_bytes(device: torch.device, sharing: int) -> float:
-    """Returns the bytes that this rank may use, where `sharing` ranks share a host's memory."""
+def _usable_bytes(device: torch.device, ranks_per_memory: int) -> float:
+    """Returns the bytes of a GPU's or a host's memory that this rank may use; ranks share the host's."""
     if device.type == "cuda":
         free_bytes, _total_bytes = torch.cuda.mem_get_info(device)
         return _MEMORY_SHARE * free_bytes
-    return _MEMORY_SHARE * float(psutil.virtual_memory().available) / sharing
+    return _MEMORY_SHARE * float(psutil.virtual_memory().available) / ranks_per_memory

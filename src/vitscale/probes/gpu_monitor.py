@@ -16,7 +16,7 @@ from vitscale.store.records import GPU_LIMITS, GpuSamples
 
 SECONDS_BETWEEN_SAMPLES = 1.0
 
-# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) that slow the clocks though nobody asked for it.
+# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h): reasons that slow the clocks, other than a user's setting.
 THROTTLE_REASONS = {
     0x004: "power cap",
     0x008: "hardware slowdown",
@@ -28,17 +28,19 @@ THROTTLE_REASONS = {
     0x400: "reliability",
 }
 _IDLE = 0x001
+"""Bit of a GPU that has nothing to do."""
 _CLOCKS_SET = 0x002 | 0x100
-"""Clocks set by the user, and for a display."""
+"""Bits of clocks that are set by the user, and for a display: they are the usual clocks of that GPU."""
 
 
 class GpuMonitor:
     """Watches one GPU from `begin` to `end`, any number of times.
 
-    This class watches nothing: it stands in where there is no GPU, or no way to ask it.
+    This class watches nothing and returns no samples: it stands in where there is no GPU, or no way to ask it.
     """
 
     def __init__(self, reason: str | None) -> None:
+        """`reason`: why there are no samples; None for a subclass, which may have some."""
         self.reason = reason
         """Why the latest `end` returned None; None where it returned samples."""
 
@@ -77,61 +79,64 @@ class NvmlMonitor(GpuMonitor):
         self._handle = handle
         self._seconds = seconds_between_samples
         self._samples: list[GpuReading] = []
+        """Readings since the latest `begin`."""
         self._watching = False
+        """Whether `begin` has been called, and `end` not yet."""
         self._closed = False
-        self._span = 0
-        """Number of beginnings and ends so far: a sample during which it changes belongs to no stretch."""
-        self._changed = threading.Condition()
+        self._stretch = 0
+        """Number of calls of `begin` and `end` so far. A reading during which it changes belongs to no stretch."""
+        self._condition = threading.Condition()
+        """Guards the four above; notified when one of them changes."""
         self._thread = threading.Thread(target=self._watch, name="gpu-monitor", daemon=True)
         self._thread.start()
 
     @override
     def begin(self) -> None:
-        with self._changed:
+        with self._condition:
             self._samples = []
             self._watching = True
-            self._span += 1
-            self._changed.notify()
+            self._stretch += 1
+            self._condition.notify()
 
     @override
     def end(self) -> GpuSamples | None:
-        with self._changed:
+        with self._condition:
             samples = self._samples
             self._watching = False
-            self._span += 1
-            self._changed.notify()
+            self._stretch += 1
+            self._condition.notify()
         self.reason = None if samples else f"NVML is asked every {self._seconds:g} s, and this was over before"
         return summary(samples)
 
     @override
     def close(self) -> None:
-        with self._changed:
+        with self._condition:
             self._closed = True
-            self._changed.notify()
+            self._condition.notify()
         self._thread.join()
 
-    def look(self) -> GpuReading:
+    def take_reading(self) -> GpuReading:
         """Asks for all values once."""
         nvml = self._nvml
         handle = self._handle
-        utilisation = self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-        power = self._ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+        utilisation = self._first_answer(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        power = self._first_answer(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
         return GpuReading(
             utilisation=None if utilisation is None else utilisation / 100,
-            sm_clock_mhz=self._ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+            sm_clock_mhz=self._first_answer(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
             # Older drivers know these two only by their older names.
-            temperature_celsius=self._ask(
+            temperature_celsius=self._first_answer(
                 lambda: nvml.nvmlDeviceGetTemperatureV(handle, nvml.NVML_TEMPERATURE_GPU),
                 lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
             ),
             power_watts=None if power is None else power / 1000,
-            throttle_bits=self._ask(
+            throttle_bits=self._first_answer(
                 lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
                 lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
             ),
         )
 
-    def _ask(self, *ways: Callable[[], int]) -> int | None:
+    def _first_answer(self, *ways: Callable[[], int]) -> int | None:
         """Returns the answer of the first of these calls that this GPU and driver know; None where they know none."""
         for way in ways:
             try:
@@ -143,22 +148,22 @@ class NvmlMonitor(GpuMonitor):
     def _watch(self) -> None:
         """Takes a sample a second while the GPU is watched, until `close`."""
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._watching or self._closed)
-                span = self._span
-                self._changed.wait_for(partial(self._is_over, span), self._seconds)
+            with self._condition:
+                self._condition.wait_for(lambda: self._watching or self._closed)
+                stretch = self._stretch
+                self._condition.wait_for(partial(self._has_ended, stretch), self._seconds)
                 if self._closed:
                     return
-                if self._span != span:
+                if self._stretch != stretch:
                     continue
-            sample = self.look()
-            with self._changed:
-                if self._span == span:
-                    self._samples.append(sample)
+            reading = self.take_reading()  # without the lock: it may take milliseconds, and `end` must not wait for it
+            with self._condition:
+                if self._stretch == stretch:
+                    self._samples.append(reading)
 
-    def _is_over(self, span: int) -> bool:
-        """Whether there is nothing more to wait for in this span."""
-        return self._span != span or self._closed
+    def _has_ended(self, stretch: int) -> bool:
+        """Whether the stretch with this number is over, or the monitor is closed."""
+        return self._stretch != stretch or self._closed
 
 
 def gpu_monitor(uuid: str | None, seconds_between_samples: float = SECONDS_BETWEEN_SAMPLES) -> GpuMonitor:
@@ -169,44 +174,50 @@ def gpu_monitor(uuid: str | None, seconds_between_samples: float = SECONDS_BETWE
         seconds_between_samples: time from one sample to the next.
     """
     if uuid is None:
-        return GpuMonitor("the rank computes on the host")
+        return GpuMonitor(reason="the rank computes on the host")
     try:
         import pynvml
     except ImportError as error:
-        return GpuMonitor(f"pynvml cannot be imported: {error}")
+        return GpuMonitor(reason=f"pynvml cannot be imported: {error}")
     try:
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
     except pynvml.NVMLError as error:
-        return GpuMonitor(f"NVML: {error}")
+        return GpuMonitor(reason=f"NVML: {error}")
     return NvmlMonitor(pynvml, handle, seconds_between_samples)
 
 
 def summary(samples: Sequence[GpuReading]) -> GpuSamples | None:
-    """Returns the figures over some samples; None where none of them holds anything."""
-    if not any(_holds_anything(sample) for sample in samples):
+    """Returns the figures over some samples; None where the GPU reported no value in any of them."""
+    if not any(_has_a_value(sample) for sample in samples):
         return None
-    utilisations = _known(sample.utilisation for sample in samples)
-    clocks = _known(sample.sm_clock_mhz for sample in samples)
-    temperatures = _known(sample.temperature_celsius for sample in samples)
-    powers = _known(sample.power_watts for sample in samples)
-    throttle_bits = _known(sample.throttle_bits for sample in samples)
+    utilisations = _without_none(sample.utilisation for sample in samples)
+    clocks = _without_none(sample.sm_clock_mhz for sample in samples)
+    temperatures = _without_none(sample.temperature_celsius for sample in samples)
+    powers = _without_none(sample.power_watts for sample in samples)
+    throttle_bits = _without_none(sample.throttle_bits for sample in samples)
+    # From here on without the samples in which the GPU did not report its reasons.
     reasons_by_sample = [throttling(bits) for bits in throttle_bits]
     faults_by_sample = [_faults_among(reasons) for reasons in reasons_by_sample]
     limits_by_sample = [_limits_among(reasons) for reasons in reasons_by_sample]
     return GpuSamples(
         samples=len(samples),
-        utilisation=statistics.fmean(utilisations) if utilisations else None,
+        utilisation=_mean(utilisations),
         sm_clock_mhz_median=statistics.median(clocks) if clocks else None,
         sm_clock_mhz_min=min(clocks, default=None),
         unheld_sm_clock_mhz=_highest_unheld_clock(samples, reasons_by_sample),
         temperature_celsius_max=max(temperatures, default=None),
-        power_watts_mean=statistics.fmean(powers) if powers else None,
-        throttle_reasons=_distinct(faults_by_sample),
+        power_watts_mean=_mean(powers),
+        throttle_reasons=_distinct_names(faults_by_sample),
         throttled_share=_share_with_any(faults_by_sample),
-        limits=_distinct(limits_by_sample) if limits_by_sample else None,
+        limits=_distinct_names(limits_by_sample) if limits_by_sample else None,
         limited_share=_share_with_any(limits_by_sample),
     )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    """Returns the mean of the values; None where there are none."""
+    return statistics.fmean(values) if values else None
 
 
 def _limits_among(reasons: Iterable[str]) -> list[str]:
@@ -219,14 +230,14 @@ def _faults_among(reasons: Iterable[str]) -> list[str]:
     return [name for name in reasons if name not in GPU_LIMITS]
 
 
-def _holds_anything(sample: GpuReading) -> bool:
+def _has_a_value(sample: GpuReading) -> bool:
     return any(value is not None for value in vars(sample).values())
 
 
 _Number = TypeVar("_Number", int, float)
 
 
-def _known(values: Iterable[_Number | None]) -> list[_Number]:
+def _without_none(values: Iterable[_Number | None]) -> list[_Number]:
     """Returns the values without None."""
     return [value for value in values if value is not None]
 
@@ -234,12 +245,18 @@ def _known(values: Iterable[_Number | None]) -> list[_Number]:
 def _highest_unheld_clock(samples: Sequence[GpuReading], reasons_by_sample: Sequence[Sequence[str]]) -> int | None:
     """Returns the highest clock in MHz of samples in which nothing held the GPU back, and in which it was not idle.
 
-    None where there are none, or where most samples were held back: the GPU is still slow in the moments between.
+    Returns None where there are none, or where most samples were held back: the GPU is still slow in the moments
+    between.
+
+    Args:
+        samples: all samples.
+        reasons_by_sample: why the clocks were held back in each of those samples for which it is known; empty for none.
     """
-    held_back = sum(1 for reasons in reasons_by_sample if reasons)
-    if 2 * held_back > len(reasons_by_sample):
+    samples_held_back = sum(1 for reasons in reasons_by_sample if reasons)
+    if 2 * samples_held_back > len(reasons_by_sample):
         return None
-    clocks = [sample.sm_clock_mhz for sample in samples if _is_unheld(sample) and sample.sm_clock_mhz]
+    unheld_samples = [sample for sample in samples if _is_unheld(sample)]
+    clocks = [sample.sm_clock_mhz for sample in unheld_samples if sample.sm_clock_mhz]
     return max(clocks, default=None)
 
 
@@ -248,7 +265,7 @@ def _is_unheld(sample: GpuReading) -> bool:
     return sample.throttle_bits is not None and not sample.throttle_bits & ~_CLOCKS_SET
 
 
-def _distinct(names_by_sample: Sequence[Sequence[str]]) -> tuple[str, ...]:
+def _distinct_names(names_by_sample: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Returns each name once, in the order of their first samples."""
     return tuple(dict.fromkeys(chain.from_iterable(names_by_sample)))
 

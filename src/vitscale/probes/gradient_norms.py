@@ -26,6 +26,7 @@ class MicroBatchNorms:
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._handles: list[RemovableHandle] = []
         self._squares: list[Tensor] = []
+        """Squared norms (scalars on the device), one for each parameter and micro-batch."""
 
     def __enter__(self) -> Self:
         self._squares.clear()
@@ -42,15 +43,16 @@ class MicroBatchNorms:
 
     def total(self) -> float:
         """Returns the sum over all micro-batches since `__enter__`; nan where there was none. Waits for the device."""
-        return _total(self._squares)
+        return _sum_of_squares(self._squares)
 
     def _add_gradient(self, gradient: Tensor) -> None:
+        """Takes what a backward adds to a parameter's gradient; torch calls this as a hook."""
         self._squares.append(_squared_norm(gradient))
 
 
 def squared_norm(gradients: Iterable[Tensor | None]) -> float:
     """Returns the squared L2 norm of all gradients as one vector; nan where there is none. Waits for the device."""
-    return _total([_squared_norm(gradient) for gradient in gradients if gradient is not None])
+    return _sum_of_squares([_squared_norm(gradient) for gradient in gradients if gradient is not None])
 
 
 def gradient_line(
@@ -58,9 +60,10 @@ def gradient_line(
 ) -> GradientLine:
     """Returns the record of a step's norms, for gradients that are means over their images.
 
-    Backward starts from the sum of a micro-batch's losses times N / R (`slot_loss` / A), with N = `world_size` and R =
-    `images`. So of a micro-batch of n images a hook sees the mean gradient times n N / R: the mean of the squared norms
-    over A micro-steps is `unreduced * (R / (n N))**2 / A`.
+    With N = `world_size`, R = `images`, n = the images of a micro-batch and A = the number of micro-steps: backward
+    starts from the sum of a micro-batch's n losses times N / R (that is `slot_loss` / A). So a hook sees the mean
+    gradient of these n images times n N / R. Over A micro-steps, the mean of the squared norms of the mean gradients is
+    `unreduced * (R / (n N))**2 / A`.
 
     Args:
         step: its number.
@@ -93,10 +96,12 @@ def _why_no_norms(own_images: Sequence[int], unreduced: float, reduced: float) -
 
 
 def _squared_norm(gradient: Tensor) -> Tensor:
+    """Returns the squared L2 norm of one tensor (scalar, float64), without waiting for the device."""
     # float64, because squares of bfloat16 gradients underflow, and millions of them are summed.
     norm: Tensor = torch.linalg.vector_norm(gradient.detach(), dtype=torch.float64)
     return norm.square()
 
 
-def _total(squares: list[Tensor]) -> float:
+def _sum_of_squares(squares: list[Tensor]) -> float:
+    """Returns the sum of scalars; nan where there are none. Waits for the device."""
     return float(torch.stack(squares).sum()) if squares else math.nan

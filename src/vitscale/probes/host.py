@@ -19,6 +19,7 @@ from vitscale.store.checks import InfinibandPort, Interface
 _RECORD_BYTES = 300
 """Bytes of about one step of one rank."""
 _RECORDS = 20
+"""Number of records that are timed."""
 
 
 class RecordTimes(NamedTuple):
@@ -35,8 +36,8 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def record_seconds(folder: Path, rank: int) -> RecordTimes:
-    """Appends records to a file of this rank, which is removed afterwards, and times each.
+def time_records(folder: Path, rank: int) -> RecordTimes:
+    """Appends records to a file of this rank, forces each to disk, and returns how long each took. Removes the file.
 
     Raises:
         OSError: the disk does not take them.
@@ -57,28 +58,38 @@ def record_seconds(folder: Path, rank: int) -> RecordTimes:
     return RecordTimes(_RECORD_BYTES, tuple(seconds))
 
 
-def show(folder: Path, text: str) -> None:
-    """Writes the file that other ranks look for; called by rank 0."""
+def write_sign(folder: Path, text: str) -> None:
+    """Writes a file with `text` that other ranks look for (`seconds_until_sign`); called by rank 0."""
     draft = folder / ".shown.draft"
     draft.write_text(text, encoding="ascii")
     draft.replace(folder / ".shown")
 
 
-def seen_after(folder: Path, text: str, seconds: float) -> float | None:
-    """Waits for the file with `text` in it, and returns how long; None: not within `seconds`. Called by other ranks."""
+def seconds_until_sign(folder: Path, text: str, limit_seconds: float) -> float | None:
+    """Waits until this rank sees the file that rank 0 has written with `text` in it (`write_sign`).
+
+    Returns:
+        The seconds that it waited; None where it does not see the file within `limit_seconds`.
+    """
     began = time.perf_counter()
-    while (waited := time.perf_counter() - began) < seconds:
+    while True:
+        waited_seconds = time.perf_counter() - began
+        if waited_seconds >= limit_seconds:
+            return None
         try:
             if (folder / ".shown").read_text(encoding="ascii") == text:
-                return waited
+                return waited_seconds
         except (OSError, UnicodeDecodeError):
             pass
         time.sleep(0.005)
-    return None
 
 
 # The kernel's ARPHRD_* numbers (include/uapi/linux/if_arp.h).
-_KINDS: dict[int, Literal["ethernet", "infiniband", "loopback"]] = {1: "ethernet", 32: "infiniband", 772: "loopback"}
+_INTERFACE_KINDS: dict[int, Literal["ethernet", "infiniband", "loopback"]] = {
+    1: "ethernet",
+    32: "infiniband",
+    772: "loopback",
+}
 
 
 def interfaces(folder: Path = Path("/sys/class/net")) -> tuple[Interface, ...]:
@@ -92,30 +103,32 @@ def interfaces(folder: Path = Path("/sys/class/net")) -> tuple[Interface, ...]:
         names = sorted(path.name for path in folder.iterdir() if path.is_dir())
     except OSError:
         names = sorted(addresses)
-    return tuple(_interface(folder / name, _addresses(addresses.get(name, []))) for name in names)
+    return tuple(_read_interface(folder / name, _addresses_of_interface(addresses.get(name, []))) for name in names)
 
 
-def _interface(folder: Path, addresses: tuple[str, ...]) -> Interface:
+def _read_interface(folder: Path, addresses: tuple[str, ...]) -> Interface:
     """Returns one interface, from its folder of the kernel's."""
     return Interface(
         name=folder.name,
-        kind=_kind(folder),
+        kind=_interface_kind(folder),
         up=_is_up(folder),
         speed_mbit=_speed_mbit(folder),
         addresses=addresses,
     )
 
 
-def _kind(folder: Path) -> Literal["ethernet", "infiniband", "loopback", "other"]:
+def _interface_kind(folder: Path) -> Literal["ethernet", "infiniband", "loopback", "other"]:
     number = kernel_text(folder / "type") or ""
     if not number.isdigit():
         return "other"
-    return _KINDS.get(int(number), "other")
+    return _INTERFACE_KINDS.get(int(number), "other")
 
 
 def _is_up(folder: Path) -> bool:
-    """Whether an interface works. The loopback interface and many tunnels are "unknown" while they do; there the flag
-    IFF_UP counts."""
+    """Whether an interface is up.
+
+    The kernel says "unknown" of the loopback interface and of many tunnels. For these the flag IFF_UP counts.
+    """
     state = kernel_text(folder / "operstate")
     if state == "unknown":
         return _has_up_flag(kernel_text(folder / "flags") or "0")
@@ -123,9 +136,9 @@ def _is_up(folder: Path) -> bool:
 
 
 def _speed_mbit(folder: Path) -> int | None:
-    """Returns the speed of an interface that has hardware of its own; None where it is unknown, or -1 for that.
+    """Returns the speed of an interface that has hardware of its own, in Mbit/s; None where it is not known.
 
-    The kernel reports 10 Gbit/s for a veth or a bridge, wherever it leads.
+    The kernel reports 10 Gbit/s for a veth or a bridge, wherever it leads, and -1 for a link that is down.
     """
     is_real = (folder / "device").exists() or (folder / "bonding").exists()
     text = kernel_text(folder / "speed") or ""
@@ -143,18 +156,18 @@ def _has_up_flag(flags: str) -> bool:
         return False
 
 
-def _addresses(addresses: Sequence[Any]) -> tuple[str, ...]:
+def _addresses_of_interface(addresses: Sequence[Any]) -> tuple[str, ...]:
     """Returns the IPv4 addresses with their prefixes ("10.0.0.2/24"), then those of IPv6 without.
 
     Args:
         addresses: those of one interface, as psutil gives them.
     """
-    ipv4 = [_with_prefix(address) for address in addresses if address.family == socket.AF_INET]
+    ipv4 = [_ipv4_with_prefix(address) for address in addresses if address.family == socket.AF_INET]
     ipv6 = [address.address.partition("%")[0] for address in addresses if address.family == socket.AF_INET6]
     return (*ipv4, *ipv6)
 
 
-def _with_prefix(address: Any) -> str:
+def _ipv4_with_prefix(address: Any) -> str:
     netmask = address.netmask or "255.255.255.255"
     try:
         return str(ipaddress.IPv4Interface(f"{address.address}/{netmask}"))

@@ -25,8 +25,9 @@ _SETTLING_SECONDS = {"cpu": 0.0, "cuda": 1.5}
 """Seconds until clocks settle: a GPU begins at boost clocks, and its power limit lowers them within a second."""
 _LONG_ENOUGH_SECONDS = {"cpu": 5e-3, "cuda": 1e-3}
 """Least seconds of a product that starting it does not slow noticeably and that fills the device."""
-_SMALLEST = 256
-_LARGEST = {"cpu": 4096, "cuda": 8192}
+_SMALLEST_SIZE = 256
+"""Rows of the first matrices that are tried."""
+_LARGEST_SIZE = {"cpu": 4096, "cuda": 8192}
 """Largest size: 0.2 GB on a host, where running out of memory ends the process, and 0.8 GB on a GPU."""
 _FEWEST_PRODUCTS = 3
 
@@ -44,7 +45,9 @@ def measured_matmul(device: torch.device, precision: Precision) -> MatmulLine | 
     """
     kind = device.type
     products = _Products(device, _DTYPES[precision])
-    rate = best_rate(products, _LARGEST[kind], _LONG_ENOUGH_SECONDS[kind], settling_seconds=_SETTLING_SECONDS[kind])
+    rate = best_rate(
+        products, _LARGEST_SIZE[kind], _LONG_ENOUGH_SECONDS[kind], settling_seconds=_SETTLING_SECONDS[kind]
+    )
     if rate is None:
         return None
     return MatmulLine(dtype=arithmetic(device, precision), size=rate.size, flops_per_second=rate.flops_per_second)
@@ -96,11 +99,11 @@ def best_rate(
     while clock() < settled_at:
         product(size)
     began_without_settling = began + settling_seconds
-    times: list[float] = []
-    while len(times) < _FEWEST_PRODUCTS or clock() - began_without_settling < _SECONDS:
-        times.append(product(size))
+    product_seconds: list[float] = []
+    while len(product_seconds) < _FEWEST_PRODUCTS or clock() - began_without_settling < _SECONDS:
+        product_seconds.append(product(size))
     # Settled clocks still vary: a GPU keeps up its median. A processor's best counts, since others only slow it down.
-    seconds = statistics.median(times) if settling_seconds else min(times)
+    seconds = statistics.median(product_seconds) if settling_seconds else min(product_seconds)
     return MatmulRate(size, flops_per_second=2 * size**3 / seconds)
 
 
@@ -109,7 +112,7 @@ def _large_enough_size(product: Product, largest: int, long_enough_seconds: floa
 
     A size's first product does not count: libraries choose their kernel then.
     """
-    size = _SMALLEST
+    size = _SMALLEST_SIZE
     fitting: int | None = None
     while fitting is None or size <= largest:
         try:
@@ -141,7 +144,7 @@ class _Products:
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """Returns the seconds that a device takes for what `work` starts on it."""
+    """Calls `work`, and returns the seconds that the device takes for what `work` starts on it."""
     if device.type == "cuda":
         began = torch.cuda.Event(enable_timing=True)
         ended = torch.cuda.Event(enable_timing=True)
@@ -196,17 +199,17 @@ def compute_speed(device: torch.device, repeats: int, seconds: float, monitor: G
     )
     inputs = torch.randn(shape.images, shape.tokens, shape.width, device=device)
 
-    def piece() -> None:
+    def train_piece() -> None:
         block(inputs).sum().backward()
         finish_device_work(device)
 
-    for _ in range(3):
-        piece()
+    for _ in range(3):  # to warm up
+        train_piece()
     monitor.begin()
     throttled_before = cpu_throttled_seconds()
     began = time.perf_counter()
     cpu_began = time.process_time()
-    rates = tuple(_rate(piece, seconds) for _ in range(repeats))
+    rates = tuple(_pieces_per_second(train_piece, seconds) for _ in range(repeats))
     wall_seconds = time.perf_counter() - began
     cpu_seconds = time.process_time() - cpu_began
     throttled_after = cpu_throttled_seconds()
@@ -226,13 +229,13 @@ def compute_speed(device: torch.device, repeats: int, seconds: float, monitor: G
     )
 
 
-def _rate(piece: Callable[[], None], seconds: float) -> float:
-    """Returns how many pieces a second are done, over `seconds` at least."""
+def _pieces_per_second(train_piece: Callable[[], None], least_seconds: float) -> float:
+    """Trains pieces one after the other for at least `least_seconds`, and returns how many a second."""
     began = time.perf_counter()
     ended = began
     pieces = 0
-    while ended - began < seconds:
-        piece()
+    while ended - began < least_seconds:
+        train_piece()
         pieces += 1
         ended = time.perf_counter()
     return pieces / (ended - began)
@@ -258,25 +261,25 @@ def tf32_allowed(override: str | None) -> bool | None:
         override: NVIDIA_TF32_OVERRIDE: "0" forbids it, any other number demands it, whatever a program sets.
     """
     cudnn = torch.backends.cudnn
-    convolutions = _allows_tf32(override, [_cudnn_backend("conv"), cudnn], lambda: cudnn.allow_tf32)
-    answers = (products_in_tf32(override), convolutions)
-    if True in answers:
+    in_convolutions = _is_tf32_allowed(override, [_cudnn_backend("conv"), cudnn], lambda: cudnn.allow_tf32)
+    are_allowed = (products_in_tf32(override), in_convolutions)
+    if True in are_allowed:
         return True
-    return None if None in answers else False
+    return None if None in are_allowed else False
 
 
 def products_in_tf32(override: str | None) -> bool | None:
     """Whether matrix products may use TF32; see `tf32_allowed`."""
     matmul = torch.backends.cuda.matmul
-    return _allows_tf32(override, [matmul], lambda: matmul.allow_tf32)
+    return _is_tf32_allowed(override, [matmul], lambda: matmul.allow_tf32)
 
 
 def _cudnn_backend(part: str) -> Any:
-    """Returns cuDNN's settings of "conv" or "rnn"; None where this torch has none apart."""
+    """Returns cuDNN's settings of "conv" or "rnn"; None where this torch has no settings of its own for it."""
     return getattr(torch.backends.cudnn, part, None)
 
 
-def _allows_tf32(override: str | None, backends: Sequence[Any], earlier_setting: Callable[[], bool]) -> bool | None:
+def _is_tf32_allowed(override: str | None, backends: Sequence[Any], earlier_setting: Callable[[], bool]) -> bool | None:
     """Returns whether TF32 is allowed, by the first of these that says so; None where none does.
 
     Once a program has used the present settings, torch's getters of the earlier ones may raise (torch 2.9 and later).

@@ -43,6 +43,7 @@ class EnergyMeter:
     """
 
     def __init__(self, reason: str) -> None:
+        """`reason`: why nothing is measured, for the record."""
         self._reason = reason
 
     def begin(self) -> None:
@@ -90,35 +91,38 @@ class CounterMeter(EnergyMeter):
         self._devices = devices
         self._seconds = seconds_between_readings
         self._lock = threading.Lock()
-        self._last: list[float] = []
-        """Latest reading of each counter; empty outside `begin` and `end`."""
+        """Guards the three that follow."""
+        self._last_joules: list[float] = []
+        """Latest reading of each counter; empty while nothing is measured."""
         self._joules = 0.0
+        """Energy used since `begin`, up to the latest reading."""
         self._failure: str | None = None
+        """Why that energy is wrong; None where it is right."""
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         if any(counter.range_joules is not None for counter in counters):
-            self._thread = threading.Thread(target=self._keep_up, name="energy", daemon=True)
+            self._thread = threading.Thread(target=self._read_now_and_then, name="energy", daemon=True)
             self._thread.start()
 
     @override
     def begin(self) -> None:
         with self._lock:
-            self._last = []
+            self._last_joules = []
             self._joules = 0.0
             self._failure = None
-            self._advance()
+            self._add_gained_joules()
 
     @override
     def end(self) -> EnergyReading:
         with self._lock:
-            self._advance()
+            self._add_gained_joules()
             joules = self._joules
             failure = self._failure
-            self._last = []
+            self._last_joules = []
         if failure is None and joules == 0:
             failure = "the counter of energy did not move: it is updated every 20 to 100 ms"
-        known_joules = joules if failure is None else None
-        return EnergyReading(joules=known_joules, source=self._source, reason=failure, devices=self._devices)
+        right_joules = joules if failure is None else None
+        return EnergyReading(joules=right_joules, source=self._source, reason=failure, devices=self._devices)
 
     @override
     def close(self) -> None:
@@ -126,28 +130,29 @@ class CounterMeter(EnergyMeter):
         if self._thread is not None:
             self._thread.join()
 
-    def _keep_up(self) -> None:
+    def _read_now_and_then(self) -> None:
         """Reads the counters from time to time, until `close`."""
         while not self._closed.wait(self._seconds):
             with self._lock:
-                if self._last:
-                    self._advance()
+                if self._last_joules:
+                    self._add_gained_joules()
 
-    def _advance(self) -> None:
+    def _add_gained_joules(self) -> None:
         """Reads all counters and adds what they gained since the last reading."""
         try:
             readings = [counter.read_joules() for counter in self._counters]
         except Exception as error:  # zeus lets through whatever its libraries raise
-            self._failure = _reason(error)
+            self._failure = _in_one_line(error)
             return
-        for counter, before, after in zip(self._counters, self._last or readings, readings, strict=True):
+        last_readings = self._last_joules or readings  # at `begin` there is none before
+        for counter, before, after in zip(self._counters, last_readings, readings, strict=True):
             gained = after - before
             if gained < 0 and counter.range_joules is not None:  # it has wrapped around
                 gained += counter.range_joules
             if gained < 0:
                 self._failure = "the counter went back"
             self._joules += gained
-        self._last = readings
+        self._last_joules = readings
 
 
 def energy_meter(gpu_uuid: str | None, local_rank: int, host: str) -> EnergyMeter:
@@ -162,20 +167,21 @@ def energy_meter(gpu_uuid: str | None, local_rank: int, host: str) -> EnergyMete
         if gpu_uuid is not None:
             return _gpu_meter(gpu_uuid)
         if local_rank != 0:
-            return EnergyMeter(BY_LOCAL_RANK_0)
+            return EnergyMeter(reason=BY_LOCAL_RANK_0)
         if not any(folder.is_dir() for folder in RAPL_FOLDERS):
-            return EnergyMeter(f"no RAPL on this host: {RAPL_FOLDERS[0]} is missing")
+            return EnergyMeter(reason=f"no RAPL on this host: {RAPL_FOLDERS[0]} is missing")
         return _rapl_meter(host)
     except ModuleNotFoundError as error:
-        return EnergyMeter(NOT_INSTALLED if error.name == "zeus" else f"zeus cannot be used: {_reason(error)}")
+        is_zeus_missing = error.name == "zeus"  # else a library that zeus needs
+        return EnergyMeter(reason=NOT_INSTALLED if is_zeus_missing else f"zeus cannot be used: {_in_one_line(error)}")
     except Exception as error:  # zeus raises many errors where hardware is missing, and wraps only some
-        return EnergyMeter(_reason(error))
+        return EnergyMeter(reason=_in_one_line(error))
 
 
 def _gpu_meter(uuid: str) -> EnergyMeter:
     """Returns the meter of a GPU, by NVML's name of it. Raises whatever zeus and NVML raise."""
     if uuid.startswith("MIG-"):  # its index is that among the slices of its GPU: under it zeus would read another GPU
-        return EnergyMeter("a slice of a GPU (MIG) does not count its energy apart from the others")
+        return EnergyMeter(reason="a slice of a GPU (MIG) does not count its energy apart from the others")
     _import_quietly()
     import pynvml
     from zeus.device.gpu.nvidia import NVIDIAGPU
@@ -184,8 +190,10 @@ def _gpu_meter(uuid: str) -> EnergyMeter:
     pynvml.nvmlInit()
     gpu = NVIDIAGPU(pynvml.nvmlDeviceGetIndex(pynvml.nvmlDeviceGetHandleByUUID(uuid)))
     if not gpu.supports_get_total_energy_consumption():
-        return EnergyMeter("this GPU does not count its energy: Volta and later do")
-    return CounterMeter([_counter(gpu.get_total_energy_consumption)], "NVML: the GPU, whoever uses it", (uuid,))
+        return EnergyMeter(reason="this GPU does not count its energy: Volta and later do")
+    return CounterMeter(
+        [_millijoule_counter(gpu.get_total_energy_consumption)], "NVML: the GPU, whoever uses it", (uuid,)
+    )
 
 
 def _rapl_meter(host: str) -> EnergyMeter:
@@ -198,22 +206,22 @@ def _rapl_meter(host: str) -> EnergyMeter:
         cpus = RAPLCPUs()
     counters: list[Counter] = []
     packages: list[str] = []
-    has_memory = False
+    counts_memory = False
     for cpu in cpus.cpus:
         name = (Path(cpus.rapl_dir) / f"intel-rapl:{cpu.cpu_index}" / "name").read_text(encoding="utf-8").strip()
         if not name.startswith("package"):
             continue  # "psys" is the whole machine, which includes the packages
         packages.append(name)
         if isinstance(cpu, ZeusdRAPLCPU):  # its daemon takes care of wrapping around
-            counters.append(_counter(partial(_package_and_memory_mj, cpu)))
-            has_memory |= cpu.supports_get_dram_energy_consumption()
+            counters.append(_millijoule_counter(partial(_package_and_memory_mj, cpu)))
+            counts_memory |= cpu.supports_get_dram_energy_consumption()
         else:
             files = [file for file in (cpu.rapl_file, cpu.dram) if file is not None]
             counters += [_rapl_counter(file) for file in files]
-            has_memory |= cpu.dram is not None
+            counts_memory |= cpu.dram is not None
     if not counters:
-        return EnergyMeter(f"no RAPL on this host: {cpus.rapl_dir} holds no processor package")
-    memory = " and memory" if has_memory else ""
+        return EnergyMeter(reason=f"no RAPL on this host: {cpus.rapl_dir} holds no processor package")
+    memory = " and memory" if counts_memory else ""
     source = f"RAPL: {', '.join(packages)}{memory}, whoever uses them"
     return CounterMeter(counters, source, tuple(f"{host}/{name}" for name in packages))
 
@@ -224,21 +232,23 @@ def _rapl_counter(file: Any) -> Counter:
     That process would live on where a rank is killed.
     """
     file._wraparound_tracker = _NoTracker()
-    return _counter(file.read, file.max_energy_range_uj / 1e6)
+    return _millijoule_counter(file.read, file.max_energy_range_uj / 1e6)
 
 
 class _NoTracker:
-    """Replaces zeus's RaplWraparoundTracker."""
+    """Replaces zeus's RaplWraparoundTracker: `CounterMeter` takes care of wrapping around."""
 
     def get_num_wraparounds(self) -> int:
         return 0
 
 
-def _counter(read_millijoules: Callable[[], float], range_joules: float | None = None) -> Counter:
+def _millijoule_counter(read_millijoules: Callable[[], float], range_joules: float | None = None) -> Counter:
+    """Returns a counter of what `read_millijoules` reads; `range_joules`: where it wraps around."""
     return Counter(lambda: read_millijoules() / 1000, range_joules)
 
 
 def _package_and_memory_mj(cpu: Any) -> float:
+    """Returns the millijoules that a processor and, where they are counted, its memory have used so far."""
     energy = cpu.get_total_energy_consumption()
     return float(energy.cpu_mj + (energy.dram_mj or 0.0))
 
@@ -252,7 +262,8 @@ def _import_quietly() -> None:
     import zeus.device  # noqa: F401 - it stays loaded
 
 
-def _reason(error: Exception) -> str:
+def _in_one_line(error: Exception) -> str:
+    """Returns the type of an error and its message, without line breaks."""
     message = " ".join(str(error).split())
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
@@ -269,19 +280,27 @@ def gpu_uuid(device: torch.device) -> str | None:
 
 
 class ResourceProbe:
-    """Measures one rank's use of its machine: over stretches of steps, and its memory over epochs."""
+    """Measures one rank's use of its machine: over stretches of steps, and its memory over epochs.
+
+    A stretch goes from `begin` (and `start_clocks`, if ranks have met since) to `end`. Stretches do not overlap.
+    """
 
     def __init__(self, device: torch.device, local_rank: int) -> None:
         """Starts the threads that watch the machine, where there is something to watch."""
         self._device = device if device.type == "cuda" else None
+        """The GPU; None where the rank computes on the host."""
         uuid = gpu_uuid(device)
         self._gpu = gpu_monitor(uuid)
         # Containers on one machine have their own hostnames, but share its counters of energy.
         self._energy = energy_meter(uuid, local_rank, boot_id() or socket.gethostname())
+        # At the beginning of the stretch.
         self._began = 0.0
         self._cpu_began = 0.0
-        self._throttled_seconds: float | None = None
+        self._throttled_before: float | None = None
+        """Seconds for which the CPU controller had held this rank back by then; None without a quota."""
+
         self._cuda_peak_bytes = 0
+        """Highest device memory in all epochs before this one."""
 
     def begin_epoch(self) -> None:
         """Resets the memory peaks before an epoch's first step, on an idle device."""
@@ -297,7 +316,7 @@ class ResourceProbe:
 
     def start_clocks(self) -> None:
         """Begins the stretch's time here, after ranks have waited for each other since `begin`."""
-        self._throttled_seconds = cpu_throttled_seconds()
+        self._throttled_before = cpu_throttled_seconds()
         self._cpu_began = time.process_time()
         self._began = time.perf_counter()
 
@@ -318,7 +337,7 @@ class ResourceProbe:
             steps=(steps.start, steps.stop - 1) if steps else None,  # none where drop_last leaves no steps
             seconds=seconds,
             cpu_seconds=cpu_seconds,
-            cpu_throttled_seconds=_difference(cpu_throttled_seconds(), self._throttled_seconds),
+            cpu_throttled_seconds=_difference(cpu_throttled_seconds(), self._throttled_before),
             rss_bytes=None,
             peak_rss_bytes=None,
             gpu=gpu,

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,7 +41,11 @@ def no_phase(_name: PhaseName) -> AbstractContextManager[None]:
 
 
 class Explainer:
-    """Profiles one rank's blocks of explained steps. All ranks begin and end a block at the same step."""
+    """Profiles blocks of one rank's steps. Steps in a block are explained: their time is divided into parts.
+
+    All ranks begin and end a block at the same step. `begin_block` starts the profiler; `end_block` stops it and
+    returns what it saw, and `drop_block` stops it without. Outside a block `step` and `phase` do nearly nothing.
+    """
 
     def __init__(self, device: torch.device, world_size: int, traces: Path | None = None) -> None:
         """`traces`: folder that keeps each block's trace; None keeps none."""
@@ -74,13 +78,13 @@ class Explainer:
         """
         if self._device.type == "cuda":
             return
-        self._start()
+        self._start_profiler()
         self.drop_block()
 
     def begin_block(self) -> None:
         """Starts the profiler. Takes about a millisecond."""
         finish_device_work(self._device)  # no kernel of an earlier step falls into the block
-        self._start()
+        self._start_profiler()
         self._steps = []
         self._named_phases = set()
 
@@ -111,7 +115,7 @@ class Explainer:
         if finished is None:
             raise RuntimeError("no explained block has begun")
         finish_device_work(self._device)  # the last kernels of the block belong to it
-        _stop(finished)
+        _stop_profiler(finished)
         events = events_of(finished)
         if self._traces is not None:
             finished.export_chrome_trace(str(self._traces / f"trace-rank-{rank}-block-{self._block}.json.gz"))
@@ -126,9 +130,10 @@ class Explainer:
         finished = self._profile
         self._profile = None
         if finished is not None:
-            _stop(finished)
+            _stop_profiler(finished)
 
-    def _start(self) -> None:
+    def _start_profiler(self) -> None:
+        """Begins to record what the host does and, on a GPU, what the device does."""
         activities = [ProfilerActivity.CPU]
         if self._device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
@@ -136,25 +141,25 @@ class Explainer:
         self._profile.start()
 
 
-def _stop(running: profile) -> None:
+def _stop_profiler(running: profile) -> None:
     """Stops a profiler once gloo's threads have written all they will into it.
 
     gloo says that a collective is complete before its thread has recorded the end: one that has lost its core between
     the two would write into what the profiler has freed by then (torch 2.13, `AsyncWork::finishWorkGloo`). Such a
     thread is running, or about to; one that has recorded sleeps until there is more to do.
     """
-    end = time.monotonic() + _GLOO_SECONDS
-    looks_asleep = 0
+    deadline = time.monotonic() + _GLOO_SECONDS
+    idle_looks = 0
+    # Twice in a row: a thread may sleep for a moment while this thread holds the interpreter's lock.
     while True:
-        looks_asleep = 0 if _gloo_runs() else looks_asleep + 1
-        # Looks twice: a thread may sleep for a moment while this thread holds the interpreter's lock.
-        if looks_asleep == 2 or time.monotonic() >= end:
+        idle_looks = 0 if _is_gloo_running() else idle_looks + 1
+        if idle_looks == 2 or time.monotonic() >= deadline:
             break
         time.sleep(0.0002)
     running.stop()
 
 
-def _gloo_runs() -> bool:
+def _is_gloo_running() -> bool:
     """Whether one of this process's gloo threads is running, or waits for a core."""
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # the thread has ended
@@ -172,18 +177,21 @@ def events_of(finished: profile) -> list[timeline.Event]:
     `profile.events()` would build a tree of Python objects, at ten times the cost; the ranks stand still meanwhile.
     """
     results: Any = finished.profiler
-    return plain(results.kineto_results.events())
+    return timeline_events(results.kineto_results.events())
 
 
-def plain(recorded: Iterable[Any]) -> list[timeline.Event]:
-    """Converts Kineto's own events; those of no use for a timeline are left out."""
-    recorded = list(recorded)
-    metadata_by_call = {
-        event.correlation_id(): _metadata(event) for event in recorded if event.name() == timeline.COMMUNICATION_CALL
-    }
+def timeline_events(kineto_events: Iterable[Any]) -> list[timeline.Event]:
+    """Converts the events of torch's profiler (Kineto) for a timeline; those of no use there are left out.
+
+    The group and the collective of an NCCL kernel are known by the call on the host that launched it: the kernel's
+    `linked_correlation_id` is that call's `correlation_id`.
+    """
+    recorded = list(kineto_events)
+    calls = [event for event in recorded if event.name() == timeline.COMMUNICATION_CALL]
+    metadata_by_call = {call.correlation_id(): _call_metadata(call) for call in calls}
     events = []
     for event in recorded:
-        kind = _kind(event)
+        kind = _timeline_kind(event)
         if kind is None:
             continue
         metadata: dict[str, str] = {}
@@ -204,9 +212,9 @@ def plain(recorded: Iterable[Any]) -> list[timeline.Event]:
     return events
 
 
-def _kind(event: Any) -> timeline.EventKind | None:
+def _timeline_kind(event: Any) -> timeline.EventKind | None:
     """Returns the kind of an event in a timeline; None where it is of no use there."""
-    activity = event.activity_type() if hasattr(event, "activity_type") else _activity(event)
+    activity = event.activity_type() if hasattr(event, "activity_type") else _activity_name(event)
     kind = timeline.KIND_OF_ACTIVITY.get(activity)
     # gloo's asynchronous work is reported beside the operators, from its issue to its completion.
     if kind is not None and event.name().startswith(timeline.GLOO):
@@ -214,7 +222,7 @@ def _kind(event: Any) -> timeline.EventKind | None:
     return kind
 
 
-def _activity(event: Any) -> str:
+def _activity_name(event: Any) -> str:
     """Returns Kineto's name of an event's activity, which torch 2.11 does not report, by its device and its name."""
     name = event.name()
     on_device = event.device_type().name != "CPU"
@@ -233,7 +241,7 @@ def _is_runtime_call(name: str) -> bool:
     return False
 
 
-def _metadata(event: Any) -> dict[str, str]:
+def _call_metadata(event: Any) -> dict[str, str]:
     """Returns the fields of a call of NCCL; torch 2.11 has them as JSON alone, without its braces."""
     if hasattr(event, "extra_meta"):
         fields_by_name: dict[str, str] = event.extra_meta()
@@ -256,6 +264,16 @@ LineOf = Callable[..., StepLine]
 """Makes a step's record of its `seconds` and its `loss`."""
 
 
+class TimedStep(NamedTuple, Generic[Mark]):
+    """A step whose time is known."""
+
+    mark: Mark
+    """What the caller gave to `StepClock.mark` for the step."""
+    seconds: float
+    """Time from the end of the step before to the end of this one."""
+    loss: float
+
+
 class StepClock(Generic[Mark]):
     """Times steps from the end of one to the end of the next.
 
@@ -268,8 +286,8 @@ class StepClock(Generic[Mark]):
         """Begins to time: the next step is timed from here."""
         self._began = time.perf_counter()
 
-    def mark(self, mark: Mark, loss: Tensor) -> list[tuple[Mark, float, float]]:
-        """Ends a step; returns the steps whose time is known by now, of this and earlier ones: (mark, seconds, loss).
+    def mark(self, mark: Mark, loss: Tensor) -> list[TimedStep[Mark]]:
+        """Ends a step; returns those of this and earlier steps whose time is known since the last call, in order.
 
         Args:
             mark: names the step for the caller, and comes back with its time.
@@ -278,15 +296,25 @@ class StepClock(Generic[Mark]):
         ended = time.perf_counter()
         seconds = ended - self._began
         self._began = ended
-        return [(mark, seconds, float(loss))]
+        return [TimedStep(mark, seconds, float(loss))]
 
     def seconds_since_mark(self) -> float:
         """Returns the seconds since the end of the latest step, or since `start`. The device has done its work."""
         return time.perf_counter() - self._began
 
-    def drain(self) -> list[tuple[Mark, float, float]]:
+    def drain(self) -> list[TimedStep[Mark]]:
         """Waits for the device and returns the remaining steps. Only between epochs."""
         return []
+
+
+class _PendingStep(NamedTuple, Generic[Mark]):
+    """A step that the device may still be computing."""
+
+    mark: Mark
+    begin: torch.cuda.Event
+    end: torch.cuda.Event
+    loss: Tensor
+    """In pinned host memory (scalar): holds the loss once `end` has passed."""
 
 
 class CudaStepClock(StepClock[Mark]):
@@ -295,48 +323,48 @@ class CudaStepClock(StepClock[Mark]):
     def __init__(self) -> None:
         self._last: torch.cuda.Event | None = None
         """The end of the latest step; None before `start`."""
-        self._pending: deque[tuple[Mark, torch.cuda.Event, torch.cuda.Event, Tensor]] = deque()
+        self._pending: deque[_PendingStep[Mark]] = deque()
+        """Steps whose end the device had not passed at the latest look, oldest first."""
 
     @override
     def start(self) -> None:
-        self._last = self._event()
+        self._last = self._record_event()
 
     @override
-    def mark(self, mark: Mark, loss: Tensor) -> list[tuple[Mark, float, float]]:
-        pinned = torch.empty((), dtype=torch.float32, pin_memory=True)
-        pinned.copy_(loss, non_blocking=True)
-        begin = self._last or self._event()
-        end = self._event()
+    def mark(self, mark: Mark, loss: Tensor) -> list[TimedStep[Mark]]:
+        pinned_loss = torch.empty((), dtype=torch.float32, pin_memory=True)
+        pinned_loss.copy_(loss, non_blocking=True)
+        begin = self._last or self._record_event()
+        end = self._record_event()
         self._last = end
-        self._pending.append((mark, begin, end, pinned))
-        return self._passed()
+        self._pending.append(_PendingStep(mark, begin, end, pinned_loss))
+        return self._take_passed()
 
     @override
     def seconds_since_mark(self) -> float:
         if self._last is None:
             return 0.0
-        event = self._event()
+        event = self._record_event()
         event.synchronize()
         return float(self._last.elapsed_time(event)) / 1000
 
     @override
-    def drain(self) -> list[tuple[Mark, float, float]]:
+    def drain(self) -> list[TimedStep[Mark]]:
         torch.cuda.synchronize()
-        return self._passed()
+        return self._take_passed()
 
-    def _passed(self) -> list[tuple[Mark, float, float]]:
-        """Returns the steps whose end the device has passed, oldest first."""
+    def _take_passed(self) -> list[TimedStep[Mark]]:
+        """Removes the steps whose end the device has passed from those pending; returns them, oldest first."""
         passed = []
-        while self._pending:
-            mark, begin, end, pinned = self._pending[0]
-            if not end.query():
-                break
-            self._pending.popleft()
-            passed.append((mark, begin.elapsed_time(end) / 1000, float(pinned)))
+        while self._pending and self._pending[0].end.query():
+            step = self._pending.popleft()
+            milliseconds = step.begin.elapsed_time(step.end)
+            passed.append(TimedStep(step.mark, milliseconds / 1000, float(step.loss)))
         return passed
 
     @staticmethod
-    def _event() -> torch.cuda.Event:
+    def _record_event() -> torch.cuda.Event:
+        """Returns an event that the device passes when it has done all work issued so far."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event

@@ -1,13 +1,14 @@
 """Counts the collectives of an optimizer step without waiting for anything.
 
-A step that is counted notes when it begins and ends, and afterwards the flight recorder tells which collectives were
-called in between. gloo needs one thing more. It has no reduce-scatter: torch gives it an all-reduce and keeps a part of
-the result, and the recorder sees the all-reduce. So that what was asked for stays known, calls of a reduce-scatter are
-noted too, and the all-reduces inside one stand as the reduce-scatter they carry out. Nor does gloo tell the recorder of
-a send or a recv: these are noted as well. Calls then pass through Python: not for steps that are timed.
+A step that is counted notes when it begins and ends. Afterwards torch's flight recorder has the collectives that were
+called in between. gloo needs two things more, for which calls pass through Python, so not in steps that are timed:
+
+- It has no reduce-scatter: torch does an all-reduce in its place and keeps a part of the result, and the recorder sees
+  the all-reduce. So calls of a reduce-scatter are noted, and the all-reduces inside one count as that reduce-scatter.
+- It does not record a send or a recv: these are noted too.
 
 torch's flight recorder is read as JSON. Every process group writes each collective it is given into the recorder's
-ring, whoever calls it: DDP's reducer does so from C++, where no wrapper in Python would see it. An entry tells when the
+ring, whoever calls it: DDP's reducer does so from C++, where no wrapper in Python would see it. An entry has when the
 collective was called, by the clock of `time.time_ns`, and its sizes; nothing waits for anything. The recorder's other
 form of output is a pickle. Torch has two recorders: NCCL writes into one of its own, all other backends into the other.
 A build with NCCL can read both, and the wrong one answers that it is empty.
@@ -99,20 +100,24 @@ def parse(text: str) -> tuple[Entry, ...]:
     parsed: list[Entry] = []
     try:
         for raw in content.get("entries", []):
-            parsed += _entries(raw)
+            parsed += _parse_entry(raw)
     except (KeyError, TypeError, ValueError) as error:
         raise Unreadable(f"an entry of the flight recorder cannot be read: {type(error).__name__} {error}") from None
     return tuple(sorted(parsed, key=lambda entry: entry.record))
 
 
-def _entries(raw: dict[str, Any]) -> Iterator[Entry]:
-    """Yields an entry for each dtype of one of the dump's, whose `profiling_name` is as "nccl:all_reduce"."""
+def _parse_entry(raw: dict[str, Any]) -> Iterator[Entry]:
+    """Yields an entry for each dtype in one entry of the dump, as several tensors of one call may have several.
+
+    Args:
+        raw: the entry as JSON. Its `profiling_name` is "nccl:all_reduce", for example.
+    """
     name = str(raw["profiling_name"]).partition(":")[2]
     has_tensors = any((raw["input_sizes"], raw["output_sizes"]))
     if name == "coalesced" and not has_tensors:
         return  # the end of a group; its members have their own entries
-    inputs = _elements(raw["input_sizes"], raw["input_dtypes"])
-    outputs = _elements(raw["output_sizes"], raw["output_dtypes"])
+    inputs = _elements_by_dtype(raw["input_sizes"], raw["input_dtypes"])
+    outputs = _elements_by_dtype(raw["output_sizes"], raw["output_dtypes"])
     for dtype in dict.fromkeys([*inputs, *outputs]) or [NO_DTYPE]:
         yield Entry(
             record=int(raw["record_id"]),
@@ -125,7 +130,7 @@ def _entries(raw: dict[str, Any]) -> Iterator[Entry]:
         )
 
 
-def _elements(sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> dict[str, int]:
+def _elements_by_dtype(sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> dict[str, int]:
     """Returns the number of elements by dtype.
 
     A list that is gathered into has one dtype for all its tensors, and one leading size.
@@ -140,13 +145,16 @@ def _elements(sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> dict[str
 NO_GROUP = "none"
 """The backend of a rank without a process group, which sends nothing."""
 FIRST_USUAL_STEP = 3
-"""First step of a process that sends what later ones do. DDP lays out its buckets anew in the second step, with a
-static graph in the third; in the first ZeRO-3 learns in which order weights are needed."""
+"""First step of a process that sends what later ones do.
+
+DDP lays out its buckets again in the second step, and with a static graph in the third. ZeRO-3 learns in the first one
+in which order weights are needed.
+"""
 _MESSAGES = ("send", "recv")
 """Methods of a process group that send from one rank to another."""
 COUNTED_STEPS = 2
 """Number of counted steps, which must all send the same."""
-_CLOCK_SET_NS = 1_000_000
+_LARGEST_CLOCK_MOVE_NS = 1_000_000
 """Most ns by which the wall clock may move against the steady one in a step."""
 CLOCK_SET = "the system's clock was set in the course of the step"
 SAW_NOTHING = "the flight recorder saw no collective, though {ranks} ranks trained together"
@@ -175,9 +183,10 @@ class CountedStep:
 
 
 class _Clocks(NamedTuple):
-    """A reading of the wall clock, with bounds of how many ns it was ahead of the steady clock.
+    """A reading of the wall clock, and between which bounds it was ahead of the steady clock.
 
-    The bounds hold even if this rank lost its core between two readings.
+    The wall clock is read between two readings of the steady one. So the bounds hold even if this rank lost its core
+    between two readings: they are only further apart.
     """
 
     wall_ns: int
@@ -195,8 +204,8 @@ def _read_clocks() -> _Clocks:
 
 def _was_set(before: _Clocks, after: _Clocks) -> bool:
     """Whether the wall clock has certainly moved against the steady one between two readings."""
-    has_fallen_back = after.most_lead_ns < before.least_lead_ns - _CLOCK_SET_NS
-    has_gained = after.least_lead_ns > before.most_lead_ns + _CLOCK_SET_NS
+    has_fallen_back = after.most_lead_ns < before.least_lead_ns - _LARGEST_CLOCK_MOVE_NS
+    has_gained = after.least_lead_ns > before.most_lead_ns + _LARGEST_CLOCK_MOVE_NS
     return has_fallen_back or has_gained
 
 
@@ -213,7 +222,7 @@ class TrafficCounter:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Counts one optimizer step, unless an exception leaves it."""
+        """Returns a context around one optimizer step that is to be counted; it is not if an exception leaves it."""
         scatters: list[ReduceScatter] = []
         messages: list[Entry] = []
         with ExitStack() as stack:
@@ -234,14 +243,17 @@ class TrafficCounter:
         )
 
     def lines(self) -> list[TrafficLine]:
-        """Returns the record of each counted step's collectives. Reads the whole ring, so call it in a pause."""
+        """Returns the record of each counted step's collectives.
+
+        Reads the recorder's whole ring, which takes long: call it in a pause.
+        """
         lines: list[TrafficLine] = []
         rings: list[tuple[Entry, ...]] = []
         for step in self._steps:
             traffic: tuple[Collective, ...] | None = None
             reason: str | None = None
             try:
-                rings = rings or [entries(backend) for backend in self._backends]
+                rings = rings or [entries(backend) for backend in self._backends]  # read once, for the first step
                 traffic = tuple(collectives(rings, step, self._ranks, _size_of))
             except Unreadable as error:
                 reason = str(error)
@@ -262,7 +274,7 @@ def _backends() -> tuple[str, ...]:
 def collectives(
     rings: Sequence[Sequence[Entry]], step: CountedStep, ranks: int, size_of: Callable[[str], int]
 ) -> list[Collective]:
-    """Returns the collectives of one step in the order of their calls.
+    """Returns the collectives of one step in the order of their calls, by the recorder and by noted calls.
 
     Args:
         rings: the entries of each recorder that the group writes into, oldest first.
@@ -276,9 +288,9 @@ def collectives(
     if step.clock_set:
         raise Unreadable(CLOCK_SET)
     for ring in rings:
-        if _has_lost_entries_of(step, ring):
+        if _may_have_lost_entries(step, ring):
             raise Unreadable(too_small(len(ring)))
-    step_entries = _entries_of(step, rings)
+    step_entries = _entries_in_step(step, rings)
     if not step_entries and ranks > 1:
         raise Unreadable(SAW_NOTHING.format(ranks=ranks))
     # A call is a reduce-scatter, recorded as the collectives that carry it out, or any other collective, recorded as
@@ -290,12 +302,12 @@ def collectives(
     missing = set(step.scatters) - entries_by_call.keys()
     if missing:
         raise Unreadable(f"of {len(missing)} reduce-scatters of gloo the recorder saw nothing")
-    requested: list[Entry] = []
+    called: list[Entry] = []  # what was asked of the backend, in place of what carried it out
     for call, call_entries in entries_by_call.items():
         if isinstance(call, ReduceScatter):
-            requested += _as_reduce_scatter(call, call_entries, size_of)
+            called += _as_reduce_scatter(call, call_entries, size_of)
         else:
-            requested += call_entries
+            called += call_entries
     return [
         Collective(
             communicator=entry.communicator,
@@ -305,19 +317,22 @@ def collectives(
             input_elements=entry.input_elements,
             output_elements=entry.output_elements,
         )
-        for entry in requested
+        for entry in called
     ]
 
 
-def _has_lost_entries_of(step: CountedStep, ring: Sequence[Entry]) -> bool:
-    """Whether entries of this step may have left the ring: it has lost some, and its oldest one is not older."""
+def _may_have_lost_entries(step: CountedStep, ring: Sequence[Entry]) -> bool:
+    """Whether entries of this step may have left the ring.
+
+    So it is if some have left it (its oldest is not the process's first), and its oldest was made in the step or later.
+    """
     if not ring:
         return False
     oldest = ring[0]
     return oldest.record > 0 and oldest.created_ns >= step.began_ns
 
 
-def _entries_of(step: CountedStep, rings: Sequence[Sequence[Entry]]) -> list[Entry]:
+def _entries_in_step(step: CountedStep, rings: Sequence[Sequence[Entry]]) -> list[Entry]:
     """Returns the recorded entries and the noted messages of a step, in the order of their calls."""
     # A set: a later torch may have one recorder for both backends, and give it twice.
     all_entries = {entry for ring in rings for entry in ring}.union(step.messages)
@@ -406,7 +421,7 @@ def _noting_scatter(original: Callable[..., Any], scatters: list[ReduceScatter])
     def call(group: Any, outputs: Any, *inputs: Any, **named: Any) -> Any:
         began = time.time_ns()
         work = original(group, outputs, *inputs, **named)
-        elements = sum(tensor.numel() for tensor in _tensors([*inputs, *named.values()]))
+        elements = sum(tensor.numel() for tensor in _tensors_among([*inputs, *named.values()]))
         scatters.append(ReduceScatter(began, time.time_ns(), elements))
         return work
 
@@ -434,10 +449,10 @@ def _noting_message(original: Callable[..., Any], messages: list[Entry]) -> Call
     return call
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+def _tensors_among(values: Iterable[Any]) -> Iterator[Tensor]:
     """Yields all tensors in values, and in lists of values at any depth."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
         elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
+            yield from _tensors_among(value)

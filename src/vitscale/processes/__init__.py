@@ -1,1 +1,1 @@
-"""Processes of a run: how ranks are told what to do, say that they live, and are ended."""
+"""Processes of a run: how ranks get what they need to know, report that they live, and are ended."""

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import NoReturn
 
 from vitscale.processes.launch_file import LaunchFile
 
@@ -42,8 +43,11 @@ PROGRESS = RankProgress()
 """Progress of this process, which is one rank."""
 
 
-def answers_within(connection: socket.socket, seconds: float) -> None:
-    """Let the kernel end the connection where sent data stays unacknowledged for `seconds` (RFC 5482)."""
+def limit_silence(connection: socket.socket, seconds: float) -> None:
+    """Let the kernel end a connection whose other host does not acknowledge sent data for `seconds` (RFC 5482).
+
+    What is sent goes out at once (TCP_NODELAY).
+    """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -59,13 +63,17 @@ def _connect(address_and_port: str) -> socket.socket:
     """
     address, _, port = address_and_port.rpartition(":")
     connection = socket.create_connection((address, int(port)), timeout=_CONNECT_SECONDS)
-    answers_within(connection, SILENCE_SECONDS)
+    limit_silence(connection, SILENCE_SECONDS)
     connection.settimeout(BEAT_SECONDS)
     return connection
 
 
 class Heartbeat:
-    """The process's end of the connection."""
+    """The process's end of the connection, which a thread of its own watches.
+
+    That thread sends beats until `close`, or until the driver is gone: then it calls `on_driver_lost` and ends the
+    process.
+    """
 
     def __init__(
         self,
@@ -73,7 +81,7 @@ class Heartbeat:
         role: str,
         progress: RankProgress | None = None,
         dump_stacks: Callable[[], None] | None = None,
-        lost: Callable[[], None] | None = None,
+        on_driver_lost: Callable[[], None] | None = None,
     ) -> None:
         """Connect to the driver, and start the thread that sends beats and watches the connection.
 
@@ -82,7 +90,7 @@ class Heartbeat:
             role: "rank 3", or "agent" for what starts ranks on a host.
             progress: progress to send with each beat; None: beats without it.
             dump_stacks: called when the driver asks; writes where each thread stands. None: nothing is written.
-            lost: called when the driver is gone, before this process is ended; None: nothing is.
+            on_driver_lost: called when the driver is gone, before this process is ended; None: nothing is.
 
         Raises:
             OSError: the driver does not answer.
@@ -92,7 +100,7 @@ class Heartbeat:
             raise ValueError("this run has no heartbeat")
         self._progress = progress
         self._dump_stacks = dump_stacks
-        self._lost = lost
+        self._on_driver_lost = on_driver_lost
         self._closing = threading.Event()
         """Set once this process says that it ends."""
         self._driver_gone = False
@@ -105,7 +113,7 @@ class Heartbeat:
         """Tell the driver that this process ends, and that this is no failure of the connection.
 
         Called once the work is done, or the reason for the end is recorded. Does not return where the driver is gone
-        already: the process is ended after `lost` has returned.
+        already: the process is ended after `on_driver_lost` has returned.
         """
         if self._driver_gone:
             self._thread.join()
@@ -120,35 +128,44 @@ class Heartbeat:
         self._connection.sendall(json.dumps(message).encode() + b"\n")
 
     def _watch(self) -> None:
-        """Send a beat a second and read what the driver asks, until the process closes or the driver is gone.
+        """Send a beat a second and do what the driver asks, until this process closes; end it if the driver is gone.
 
         The driver sends "\\n" with its own beats, and "s" to ask for stacks.
         """
         while not self._closing.is_set():
-            try:
-                self._send({} if self._progress is None else asdict(self._progress))
-                received = self._connection.recv(256)
-            except TimeoutError:
-                continue  # nothing has come for `BEAT_SECONDS`: the next beat is due
-            except OSError:
-                received = b""  # as where the driver's host has closed the connection
+            received = self._exchange_beats()
             if self._closing.is_set():
-                return
-            if not received:
+                return  # `close` has closed the connection, so that an error says nothing about the driver
+            if received is None:
                 self._end_process()
             if b"s" in received and self._dump_stacks is not None:
                 self._dump_stacks()
 
-    def _end_process(self) -> None:
-        """End this process, for its driver is gone; does not return."""
+    def _exchange_beats(self) -> bytes | None:
+        """Send a beat, and return what the driver sends until the next one is due, within `BEAT_SECONDS`.
+
+        Return b"" where it has sent nothing, and None where the connection is broken or its host has closed it.
+        """
+        try:
+            self._send({} if self._progress is None else asdict(self._progress))
+            received = self._connection.recv(256)  # waits as long as `_connect` has set
+        except TimeoutError:
+            return b""
+        except OSError:
+            return None
+        is_closed_by_driver = received == b""
+        return None if is_closed_by_driver else received
+
+    def _end_process(self) -> NoReturn:
+        """End this process, for its driver is gone."""
         self._driver_gone = True
         try:
             # The reader of stderr, such as a remote shell's other end, may be gone with the driver.
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.write("vitscale: the driver of this run is gone, or its host cannot be reached: ending\n")
                 sys.stderr.flush()
-            if self._lost is not None:
-                self._lost()
+            if self._on_driver_lost is not None:
+                self._on_driver_lost()
         finally:
             # Not sys.exit: the main thread may wait in a collective for ever.
             os._exit(LOST_DRIVER_EXIT_CODE)

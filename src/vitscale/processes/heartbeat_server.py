@@ -20,16 +20,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from vitscale.processes.heartbeat import BEAT_SECONDS, SILENCE_SECONDS, answers_within
+from vitscale.processes.heartbeat import BEAT_SECONDS, SILENCE_SECONDS, limit_silence
 
-_LONGEST_MESSAGE = 4096
+_LONGEST_MESSAGE_BYTES = 4096
 _MOST_OPEN_FILES = 65_536
 """Files that this process may have open, where the system allows as many."""
 _HELLO_SECONDS = 30.0
 """A connection that has not said hello for this long is closed."""
 _CROWDED_HELLO_SECONDS = 0.25
 """The same while others wait to be let in. A rank says hello as it connects."""
-_UNKNOWN_SHARE = 8
+_CONNECTIONS_PER_UNKNOWN = 8
 """One in so many of all connections may be unknown: it has not said hello yet."""
 _ROLE = re.compile(r"rank (\d{1,6})")
 _PRINTABLE = re.compile(r"[\x20-\x7e]{0,253}")
@@ -58,7 +58,11 @@ class RankStatus:
 
 
 class HeartbeatServer:
-    """Receives the heartbeats of one run, and keeps each rank's last status. Everything received is untrusted."""
+    """Receives the heartbeats of one run, and keeps each rank's last status. Everything received is untrusted.
+
+    A connection is unknown from `_accept_caller` until its hello, and then a rank's or an agent's. It is closed when it
+    breaks, or sends what no process of the run sends. One thread does all this; the driver's threads read statuses.
+    """
 
     def __init__(self, token: str, address: str) -> None:
         """Listen on `address` (all interfaces where it is empty) from a thread of its own.
@@ -73,7 +77,7 @@ class HeartbeatServer:
         self._closing = False
         self._most_connections = _connections_allowed()
         """Most connections that have said hello."""
-        self._most_unknown = max(1, self._most_connections // _UNKNOWN_SHARE)
+        self._most_unknown = max(1, self._most_connections // _CONNECTIONS_PER_UNKNOWN)
         """Most connections that have not said hello yet."""
         self._accepting = True
         """Whether new callers are listened to."""
@@ -82,7 +86,7 @@ class HeartbeatServer:
         self._ranks: dict[socket.socket, int | None] = {}
         """Connection that has said hello -> its rank; None for an agent."""
         self._unknown_since: dict[socket.socket, float] = {}
-        """Connection that has not said hello -> when it came; the longest one here comes first."""
+        """Connection that has not said hello -> `time.monotonic()` when it came; the earliest one comes first."""
         self._server = _listening_socket(address)
         self._server.setblocking(False)
         self.port: int = self._server.getsockname()[1]
@@ -105,43 +109,43 @@ class HeartbeatServer:
         self._closing = True
         self._thread.join()
         for connection in [*self._buffers]:
-            self._forget(connection)
+            self._close_connection(connection)
         self._selector.close()
         self._server.close()
 
     def _serve(self) -> None:
         """Receive what comes, and send a beat to every connection each second, until the server is closed."""
-        last_beat = time.monotonic()
+        last_beat_seconds = time.monotonic()
         while not self._closing:
             for key, _ in self._selector.select(timeout=0.1):
                 if key.fileobj is self._server:
-                    self._accept()
+                    self._accept_caller()
                 elif isinstance(key.fileobj, socket.socket):
-                    self._receive(key.fileobj)
-            now = time.monotonic()
-            if self._stacks_wanted or now - last_beat > BEAT_SECONDS:
+                    self._receive_from(key.fileobj)
+            now_seconds = time.monotonic()
+            if self._stacks_wanted or now_seconds - last_beat_seconds > BEAT_SECONDS:
                 message = b"s" if self._stacks_wanted else b"\n"
                 self._stacks_wanted = False
                 # Messages to a host that is gone stay unacknowledged, which is how its loss shows here.
                 for connection in [*self._buffers]:
-                    self._send(connection, message)
-                last_beat = now
-            self._limit_unknown_connections(now)
+                    self._send_to(connection, message)
+                last_beat_seconds = now_seconds
+            self._limit_unknown_connections(now_seconds)
 
     def _limit_unknown_connections(self, now_seconds: float) -> None:
-        """Close connections that have not said hello in time, and listen to new callers only where there is room.
+        """Close connections that have not said hello in time, and accept new ones only where there is room.
 
         Whoever can reach the port may connect and say nothing. So only few connections may be unknown at a time. Other
         callers wait in the kernel's queue: they are not refused, for a rank may be among them.
         """
         is_full = len(self._unknown_since) >= self._most_unknown
         patience_seconds = _CROWDED_HELLO_SECONDS if is_full else _HELLO_SECONDS
-        for connection, since in [*self._unknown_since.items()]:
-            if now_seconds - since <= patience_seconds:
+        for connection, came_at in [*self._unknown_since.items()]:
+            if now_seconds - came_at <= patience_seconds:
                 break  # the following ones came later
-            self._receive(connection)  # its hello may have come just now
+            self._receive_from(connection)  # its hello may have come just now
             if connection in self._unknown_since:
-                self._forget(connection)
+                self._close_connection(connection)
         has_room = len(self._unknown_since) < self._most_unknown
         if has_room and not self._accepting:
             self._selector.register(self._server, selectors.EVENT_READ)
@@ -149,7 +153,7 @@ class HeartbeatServer:
             self._selector.unregister(self._server)
         self._accepting = has_room
 
-    def _accept(self) -> None:
+    def _accept_caller(self) -> None:
         """Accept a caller, who is unknown until it says hello; none where there are too many connections."""
         with contextlib.suppress(OSError):
             connection, _ = self._server.accept()
@@ -157,12 +161,12 @@ class HeartbeatServer:
                 connection.close()
                 return
             connection.setblocking(False)
-            answers_within(connection, SILENCE_SECONDS)
+            limit_silence(connection, SILENCE_SECONDS)
             self._selector.register(connection, selectors.EVENT_READ)
             self._buffers[connection] = b""
             self._unknown_since[connection] = time.monotonic()
 
-    def _send(self, connection: socket.socket, message: bytes) -> None:
+    def _send_to(self, connection: socket.socket, message: bytes) -> None:
         """Send a message, or note that the connection broke; a message that does not fit now is dropped."""
         try:
             connection.send(message)
@@ -170,10 +174,10 @@ class HeartbeatServer:
             pass
         except OSError as error:
             if not _is_silence(error):
-                self._receive(connection)  # read what it sent before it left
+                self._receive_from(connection)  # read what it sent before it left
             self._note_disconnection(connection, error)
 
-    def _receive(self, connection: socket.socket) -> None:
+    def _receive_from(self, connection: socket.socket) -> None:
         """Read what has come on a connection, and handle the messages that are whole."""
         try:
             received = connection.recv(65_536)
@@ -187,12 +191,12 @@ class HeartbeatServer:
             return
         *messages, unfinished = (self._buffers[connection] + received).split(b"\n")
         self._buffers[connection] = unfinished
-        if len(unfinished) > _LONGEST_MESSAGE:
-            self._forget(connection)
+        if len(unfinished) > _LONGEST_MESSAGE_BYTES:
+            self._close_connection(connection)
             return
         for message in messages:
             if not self._handle_message(connection, message):
-                self._forget(connection)
+                self._close_connection(connection)
                 return
 
     def _handle_message(self, connection: socket.socket, line: bytes) -> bool:
@@ -234,19 +238,24 @@ class HeartbeatServer:
         return hmac.compare_digest(text.encode(errors="backslashreplace"), self._token.encode())
 
     def _note_disconnection(self, connection: socket.socket, error: OSError | None) -> None:
-        """Note that a connection broke, and forget it. Args: error: None: the other end closed it."""
+        """Note in a rank's status that its connection broke, unless the rank had said that it ends; forget it.
+
+        Args:
+            connection: the connection.
+            error: what it broke with; None: the other end closed it.
+        """
         rank = self._ranks.get(connection)
         if rank is not None:
+            is_silent = error is not None and _is_silence(error)
+            disconnection: Disconnection = "silent" if is_silent else "ended"
             with self._lock:
                 status = self._statuses[rank]
                 if status.ended_seconds is None:
-                    is_silent = error is not None and _is_silence(error)
-                    disconnection: Disconnection = "silent" if is_silent else "ended"
                     self._statuses[rank] = replace(status, disconnection=disconnection, ended_seconds=time.monotonic())
-        self._forget(connection)
+        self._close_connection(connection)
 
-    def _forget(self, connection: socket.socket) -> None:
-        """Close a connection."""
+    def _close_connection(self, connection: socket.socket) -> None:
+        """Close a connection, and remove it from all that is kept by connection."""
         if connection in self._buffers:
             self._selector.unregister(connection)
             del self._buffers[connection]
@@ -280,15 +289,18 @@ def _parse_hello(message: Mapping[str, Any]) -> _Hello | None:
 
 
 def _connections_allowed() -> int:
-    """Return the most connections: half of the files that this process may have open.
+    """Return how many connections there may be: half of the files that this process may have open.
 
-    The limit, often 1,024, is raised first, but not as far as possible: some launchers close every number up to it.
+    The limit of open files, often 1,024, is raised first, but not as far as possible: some launchers close every
+    number up to it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= soft < _MOST_OPEN_FILES:
+    if soft == resource.RLIM_INFINITY:  # -1 on Linux
+        return _MOST_OPEN_FILES // 2
+    if soft < _MOST_OPEN_FILES:
         soft = _MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_OPEN_FILES)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return (_MOST_OPEN_FILES if soft == resource.RLIM_INFINITY else soft) // 2
+    return soft // 2
 
 
 def _listening_socket(address: str) -> socket.socket:
@@ -306,7 +318,7 @@ def _is_silence(error: OSError) -> bool:
 
 
 def _after_beat(status: RankStatus, message: Mapping[str, Any]) -> RankStatus:
-    """Return a rank's status after a message; values that no rank sends change nothing."""
+    """Return a rank's status after a message of its own; fields with values that no rank sends are ignored."""
     changes: dict[str, Any] = {"heard_seconds": time.monotonic()}
     if message.get("bye") is True:
         changes["ended_seconds"] = time.monotonic()

@@ -24,7 +24,8 @@ from vitscale.processes.heartbeat import Heartbeat
 
 _GRACE_SECONDS = 2.0
 """Time that processes have after a signal to end, before SIGKILL."""
-_LOOK_SECONDS = 0.02
+_SECONDS_BETWEEN_LOOKS = 0.02
+"""Time from one look at processes that are to end to the next."""
 
 
 def end_all(token: str, first: signal.Signals = signal.SIGTERM, sessions: Collection[int] = ()) -> None:
@@ -41,21 +42,21 @@ def end_all(token: str, first: signal.Signals = signal.SIGTERM, sessions: Collec
 
 def end_run(name: str, first: signal.Signals = signal.SIGTERM, sessions: Collection[int] = ()) -> None:
     """End every process of a run, as `end_all` does. Args: name: `launch_file.name_of` the run's token."""
-    number = first
+    signal_number = first
     # Two looks: a process that is just being forked, or is executing another program, can slip through the first.
     while processes := _find_processes(name, sessions) or _find_processes(name, sessions):
         for process in processes:
             try:
-                process.send_signal(number)
+                process.send_signal(signal_number)
                 # A stopped process (SIGSTOP) handles SIGTERM only once it continues.
                 process.send_signal(signal.SIGCONT)
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
         # Not psutil.wait_procs: it would take our child's exit code, and wait for zombies that nobody reaps.
-        end = time.monotonic() + _GRACE_SECONDS
-        while any(map(_is_alive, processes)) and time.monotonic() < end:
-            time.sleep(_LOOK_SECONDS)
-        number = signal.SIGKILL
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while any(map(_is_alive, processes)) and time.monotonic() < deadline:
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        signal_number = signal.SIGKILL
 
 
 def processes_of_run(token: str, sessions: Collection[int] = ()) -> list[psutil.Process]:
@@ -111,23 +112,33 @@ def main(arguments: list[str]) -> int:
 
 
 def _run_under_driver(run_folder: Path, command: list[str]) -> int:
-    """Run the command for as long as the driver lives; returns its exit code, 128 + N where signal N ended it."""
+    """Run a command for as long as the driver lives; if the driver goes first, end all processes of the run here.
+
+    Return the command's exit code, as a shell does: 128 + N where signal N ended it.
+    """
     try:
         launch = launch_file.read(run_folder)
     except (OSError, ValueError) as error:
         sys.exit(f"vitscale: {run_folder / launch_file.NAME} cannot be read on this host: {error}")
     if launch is None:
         sys.exit(f"vitscale: {run_folder} is not seen on this host: is the results folder shared by all hosts?")
+
+    def end_run_here() -> None:
+        end_all(launch.token)
+
     try:
-        heartbeat = Heartbeat(launch, "agent", lost=lambda: end_all(launch.token))
+        heartbeat = Heartbeat(launch, "agent", on_driver_lost=end_run_here)
     except (OSError, ValueError) as error:
         sys.exit(f"vitscale: the driver at {launch.lifeline} is not reached from this host: {error}")
     # Tied to this process: SIGKILL of this agent ends the command too.
     tied_command = python_module("vitscale.processes.parent_death", str(os.getpid()), "--", *command)
-    code = subprocess.call(tied_command, stdin=subprocess.DEVNULL, env=launch_file.completed_environment(launch))
+    environment = launch_file.completed_environment(launch)
+    code = subprocess.call(tied_command, stdin=subprocess.DEVNULL, env=environment)
     heartbeat.close()
-    # As a shell reports a signal.
-    return code if code >= 0 else 128 - code
+    if code < 0:  # `subprocess` gives -N where signal N has ended the command
+        signal_number = -code
+        return 128 + signal_number
+    return code
 
 
 if __name__ == "__main__":

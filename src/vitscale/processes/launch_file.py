@@ -38,7 +38,7 @@ def name_of(token: str) -> str:
 
 
 class LaunchFile(Spec):
-    """The start of one run."""
+    """How the driver started one run."""
 
     token: str
     """Identifies this run. A secret: a process must send it to be heard by the driver."""
@@ -46,7 +46,7 @@ class LaunchFile(Spec):
     """The commands that the driver started: one argv, or one for each host."""
     hosts: tuple[str, ...] = ()
     master_address: str | None = None
-    """Address where rank 0 listens; null where the launcher tells ranks itself, or one rank has no launcher."""
+    """Address where rank 0 listens; null where the launcher gives it to ranks itself, or one rank has no launcher."""
     master_port: int | None = None
     lifeline: str | None = None
     """ADDRESS:PORT of the driver: ranks end when it falls silent (`vitscale.processes.heartbeat`)."""
@@ -100,24 +100,30 @@ def host_id() -> str:
 
 
 def completed_environment(launch: LaunchFile) -> dict[str, str]:
-    """Return this process's environment, with the launch file's variables and token.
+    """Return this process's environment, to which the launch file's variables and the run's token are added.
 
-    A launcher's numbers of ranks stay.
+    The variables by which a launcher has given this process its rank stay as they are.
     """
     environment = os.environ | _without_rank_variables(launch.environment) | {TOKEN_VARIABLE: launch.token}
     return environment | safe_path(environment)
 
 
 def is_complete(launch: LaunchFile) -> bool:
-    """Whether the launcher has passed on the run's token, and has left alone what the study sets itself."""
+    """Whether this process has the run's variables, so that it need not begin again with `completed_environment`.
+
+    It has them if the launcher has passed on the run's token, and has replaced nothing that the study sets itself. A
+    process that began again has had them then, whatever has changed since (`COMPLETE_VARIABLE`).
+    """
     if os.environ.get(TOKEN_VARIABLE) != launch.token:
         return False
+    if os.environ.get(COMPLETE_VARIABLE) == launch.token:
+        return True
     set_by_study = _without_rank_variables({name: launch.environment[name] for name in launch.study_variables})
-    has_replaced_any = any(os.environ.get(name) != value for name, value in set_by_study.items())
-    return not has_replaced_any or os.environ.get(COMPLETE_VARIABLE) == launch.token
+    return all(os.environ.get(name) == value for name, value in set_by_study.items())
 
 
 def _without_rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables but for those by which launchers give a process its rank."""
     return {name: value for name, value in environment.items() if name not in ALL_NAMES}
 
 

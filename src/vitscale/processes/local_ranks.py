@@ -19,12 +19,13 @@ from typing import NamedTuple
 from vitscale.base.interpreter import python_module
 from vitscale.processes.launch_file import ALL_NAMES, TORCH
 
-_LAST_WORDS_SECONDS = 0.5
-"""Seconds that the other ranks have, once one has failed, to end and say why."""
+_MESSAGE_SECONDS = 0.5
+"""Seconds that the other ranks have, once one has failed, to end by themselves and print why."""
 _GRACE_SECONDS = 5.0
 """Seconds from SIGTERM to SIGKILL."""
-_LOOK_SECONDS = 0.01
-ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SECONDS_BETWEEN_LOOKS = 0.01
+"""Time from one look at ranks that are to end to the next."""
+FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that are passed on to the ranks."""
 
 StartRank = Callable[[list[str], Mapping[str, str]], int]
@@ -45,27 +46,27 @@ def main(arguments: list[str], start_rank: StartRank | None = None) -> int:
             sys.exit("usage: python -m vitscale.processes.local_ranks N PORT MODULE FOLDER")
     environment = {name: value for name, value in os.environ.items() if name not in ALL_NAMES}
     rank_by_pid: dict[int, int] = {}
-    received: list[int] = []
+    received_signals: list[int] = []
 
-    def pass_on(number: int, _frame: FrameType | None = None) -> None:
-        received.append(number)
-        _signal_all(rank_by_pid, number)
+    def forward(signal_number: int, _frame: FrameType | None = None) -> None:
+        received_signals.append(signal_number)
+        _signal_all(rank_by_pid, signal_number)
 
     options = python_module(module)[1:]
-    earlier_handlers = {number: signal.signal(number, pass_on) for number in ASKING}
+    earlier_handlers = {number: signal.signal(number, forward) for number in FORWARDED_SIGNALS}
     try:
         for rank in range(int(ranks)):
             variables = environment | _rank_variables(rank, int(ranks), port)
             pid = (start_rank or _start_process)([*options, folder], variables)
             rank_by_pid[pid] = rank
-            if received:
-                _signal_all(rank_by_pid, received[0])  # this rank was not there yet when the signal came
+            if received_signals:
+                _signal_all(rank_by_pid, received_signals[0])  # this rank was not there yet when the signal came
         exits = _wait_for_all(rank_by_pid)
     finally:
         _signal_all(rank_by_pid, signal.SIGKILL)  # ranks are left here only after an exception
         for number, handler in earlier_handlers.items():
             signal.signal(number, handler)
-    return _report(exits)
+    return _report_failures(exits)
 
 
 class _RankExit(NamedTuple):
@@ -76,7 +77,7 @@ class _RankExit(NamedTuple):
     """Exit code, or minus a signal's number."""
 
 
-def _report(exits: Sequence[_RankExit]) -> int:
+def _report_failures(exits: Sequence[_RankExit]) -> int:
     """Print the ranks that failed, and return this process's exit code."""
     failures = [rank_exit for rank_exit in exits if rank_exit.code]
     if not failures:
@@ -86,7 +87,9 @@ def _report(exits: Sequence[_RankExit]) -> int:
         print(f"local: rank {rank} ended with exit code {code}", file=sys.stderr)
     sys.stderr.flush()
     first_code = failures[0].code
-    return first_code if first_code > 0 else 128 - first_code
+    if first_code < 0:  # minus the number of the signal that ended the rank
+        return 128 + abs(first_code)
+    return first_code
 
 
 def _rank_variables(rank: int, ranks: int, port: str) -> dict[str, str]:
@@ -98,6 +101,7 @@ def _rank_variables(rank: int, ranks: int, port: str) -> dict[str, str]:
 
 
 def _start_process(arguments: list[str], variables: Mapping[str, str]) -> int:
+    """Start a rank as a new process of this interpreter, as `StartRank` says."""
     return os.posix_spawn(sys.executable, [sys.executable, *arguments], variables)
 
 
@@ -111,7 +115,7 @@ class _EndingStage(NamedTuple):
 
 
 _ENDING_STAGES = (
-    _EndingStage(None, _LAST_WORDS_SECONDS),
+    _EndingStage(None, _MESSAGE_SECONDS),
     _EndingStage(signal.SIGTERM, _GRACE_SECONDS),
     _EndingStage(signal.SIGKILL, None),
 )
@@ -148,16 +152,17 @@ def _wait_for_all(rank_by_pid: dict[int, int]) -> list[_RankExit]:
             print("local: SIGKILL to the ranks that did not heed SIGTERM", file=sys.stderr, flush=True)
         if stage.signal_number is not None:
             _signal_all(rank_by_pid, stage.signal_number)
-        end_seconds = math.inf if stage.seconds is None else time.monotonic() + stage.seconds
-        while rank_by_pid and time.monotonic() < end_seconds:
+        deadline = math.inf if stage.seconds is None else time.monotonic() + stage.seconds
+        while rank_by_pid and time.monotonic() < deadline:
             if not reap(os.WNOHANG):
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
     return exits
 
 
-def _signal_all(rank_by_pid: Mapping[int, int], number: int) -> None:
+def _signal_all(rank_by_pid: Mapping[int, int], signal_number: int) -> None:
+    """Send a signal to all ranks that run, also to those that are stopped."""
     for pid in list(rank_by_pid):
-        os.kill(pid, number)
+        os.kill(pid, signal_number)
         # A stopped process (SIGSTOP) handles SIGTERM only once it continues.
         os.kill(pid, signal.SIGCONT)
 

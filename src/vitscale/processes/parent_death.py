@@ -29,7 +29,7 @@ def name_process(name: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Tie this process to its parent and becomes the command after `--`."""
+    """Tie this process to its parent, and become the command after `--`."""
     match arguments:
         case [parent, "--", *command] if parent.isdecimal() and command:
             pass

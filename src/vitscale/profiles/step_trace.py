@@ -117,7 +117,7 @@ class _TraceWriter:
     def track_names(self) -> Iterator[dict[str, Any]]:
         """Yields the entries that name and order the tracks of all ranks, once all steps are added."""
         for rank, lane_ends in self._lane_ends_by_rank.items():
-            yield from _names(rank, lanes=len(lane_ends))
+            yield from _track_entries(rank, lanes=len(lane_ends))
 
 
 def _step_events(rank_step: RankStep) -> Iterator[_StepEvent]:
@@ -185,21 +185,22 @@ def _json_event(rank: int, position: int, event: _StepEvent, start_ns: int, end_
     return entry
 
 
-def _names(rank: int, lanes: int) -> Iterator[dict[str, Any]]:
+def _track_entries(rank: int, lanes: int) -> Iterator[dict[str, Any]]:
     """Yields the entries that name and order the tracks of a rank, of which `lanes` are of collectives."""
-    yield _metadata(rank, 0, "process_name", {"name": f"rank {rank}"})
-    yield _metadata(rank, 0, "process_sort_index", {"sort_index": rank})
+    yield _metadata_entry(rank, 0, "process_name", {"name": f"rank {rank}"})
+    yield _metadata_entry(rank, 0, "process_sort_index", {"sort_index": rank})
     names = list(_TRACKS[:-1])
     if lanes == 1:
         names.append("collectives")
     else:
         names += [f"collectives ({lane + 1})" for lane in range(lanes)]
     for position, name in enumerate(names):
-        yield _metadata(rank, position, "thread_name", {"name": name})
-        yield _metadata(rank, position, "thread_sort_index", {"sort_index": position})
+        yield _metadata_entry(rank, position, "thread_name", {"name": name})
+        yield _metadata_entry(rank, position, "thread_sort_index", {"sort_index": position})
 
 
-def _metadata(rank: int, position: int, name: str, args: Mapping[str, Any]) -> dict[str, Any]:
+def _metadata_entry(rank: int, position: int, name: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry about a track, or about its rank, instead of an event in it."""
     return {"ph": "M", "name": name, "pid": rank, "tid": _thread_number(rank, position), "args": args}
 
 
@@ -264,7 +265,7 @@ def read_step_trace(path: Path) -> StepTrace:
     try:
         for rank in ranks:
             tracks_of_rank = {track: tracks.get(_TrackKey(rank, track), []) for track in _TRACKS}
-            lines_by_rank[rank] = _lines(tracks_of_rank)
+            lines_by_rank[rank] = _explained_lines(tracks_of_rank)
     except (ValidationError, ValueError, TypeError, KeyError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise StoreError(f"{shown(path.name)} holds a step that cannot be: {reason}") from None
@@ -304,7 +305,7 @@ def _read_event(raw: Any) -> _ReadEvent | None:
     return _ReadEvent(start_ns, start_ns + duration_ns, raw.name, facts if isinstance(facts, dict) else {})
 
 
-def _lines(tracks: Mapping[str, Sequence[_ReadEvent]]) -> list[ExplainedLine]:
+def _explained_lines(tracks: Mapping[str, Sequence[_ReadEvent]]) -> list[ExplainedLine]:
     """Return the steps of a rank; an event belongs to the last step that began before it.
 
     Args:
@@ -324,14 +325,14 @@ def _lines(tracks: Mapping[str, Sequence[_ReadEvent]]) -> list[ExplainedLine]:
                 start = (event.start_ns - begins_ns[step]) / 1e9
                 end = (event.end_ns - begins_ns[step]) / 1e9
                 events_by_step[step][track].append(_ReadStepEvent(event.name, start, end, event.facts))
-    return [_line(tracks_of_step) for tracks_of_step in events_by_step]
+    return [_explained_line(tracks_of_step) for tracks_of_step in events_by_step]
 
 
 def _empty_tracks() -> dict[str, list[_ReadStepEvent]]:
     return {track: [] for track in _TRACKS}
 
 
-def _line(tracks: Mapping[str, Sequence[_ReadStepEvent]]) -> ExplainedLine:
+def _explained_line(tracks: Mapping[str, Sequence[_ReadStepEvent]]) -> ExplainedLine:
     """Return a step of a rank from the events of its tracks; the first event of track "step" is the step."""
     step = tracks["step"][0]
     collectives = tracks["collective"]
@@ -341,16 +342,16 @@ def _line(tracks: Mapping[str, Sequence[_ReadStepEvent]]) -> ExplainedLine:
         device=step.facts["device"],
         seconds=step.end,
         phases=tuple((event.facts.get("phase", event.name), event.start, event.end) for event in tracks["phase"]),
-        idle=_intervals(tracks["idle"]),
+        idle=_intervals_of(tracks["idle"]),
         collectives=tuple(
             (str(event.facts["communicator"]), event.name, event.start, event.end) for event in collectives
         ),
         norms=tuple(index for index, event in enumerate(collectives) if event.facts.get("norm")),
-        copies=_intervals(tracks["copy"]),
-        host_data=_intervals(tracks["loader"]),
+        copies=_intervals_of(tracks["copy"]),
+        host_data=_intervals_of(tracks["loader"]),
         unknown=step.facts["unknown"],
     )
 
 
-def _intervals(events: Iterable[_ReadStepEvent]) -> tuple[Interval, ...]:
+def _intervals_of(events: Iterable[_ReadStepEvent]) -> tuple[Interval, ...]:
     return tuple((event.start, event.end) for event in events)

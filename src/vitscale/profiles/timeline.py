@@ -61,10 +61,13 @@ class Launched(NamedTuple):
 STEP = "vitscale.step"
 """Annotation of a whole step. A phase's has the phase's name in place of "step"."""
 PHASE_PREFIX = "vitscale."
-UNTOLD_PHASES = "vitscale.untold "
-"""Annotation of a stretch of which parts are unknown, followed by these (commas between), a blank, the reason."""
-ALIKE = "nccl-"
-"""Beginning of a communicator's name that is the same on all its ranks, and of no other communicator."""
+UNKNOWN_PHASES = "vitscale.untold "
+"""Beginning of the annotation of a stretch in which parts of a step are unknown.
+
+Behind it stand these parts with commas between, a blank, and the reason: "vitscale.untold forward,backward it is so".
+"""
+COMMON_NAME_PREFIX = "nccl-"
+"""Beginning of a communicator's name that is the same on all of its ranks, and of no other communicator."""
 
 _SHORTEST_IDLE_NS = 100_000
 """A shorter gap between operators is the host's own work, not waiting."""
@@ -73,9 +76,9 @@ _LAUNCH = re.compile(r"(cuda|cu|hip)\w*(Launch\w*Kernel|GraphLaunch|Memcpy\w*Asy
 on an A100). A launched graph has the correlation of what runs in it."""
 _CAPTURE = re.compile(r"(?:cuda|cu|hip)Stream(Begin|End)Capture")
 """Calls between which a CUDA graph is recorded: what is launched there runs only when the graph is."""
-_CLOCKS_APART_NS = 1_000_000_000
+_MOST_CLOCK_DIFFERENCE_NS = 1_000_000_000
 """How long before its launch a kernel may seem to begin, as clocks differ; beyond it a time is impossible."""
-_MOST_LOST = 0.01
+_MOST_LOST_SHARE = 0.01
 """Largest share of launches that may be lost; beyond it no part of a step is known."""
 _PART_OF_PHASE: dict[PhaseName, str] = {
     "data": "data_wait", "h2d": "h2d", "forward": "forward", "backward": "backward", "bubble": "bubble",
@@ -144,13 +147,15 @@ def _recorded_host_collectives(collectives: Iterable[Event], step: Event) -> _Re
     recorded = []
     for event in collectives:
         operation_name = event.name.removeprefix(GLOO)
-        recorded.append(("gloo", operation_name, *_seconds(event.start_ns, event.end_ns, step.start_ns)))
+        recorded.append(("gloo", operation_name, *_interval_in_seconds(event.start_ns, event.end_ns, step.start_ns)))
     return tuple(recorded)
 
 
 def _host_phases(phases: Iterable[Event], step: Event) -> _RecordedPhases:
     """Return the phases of a step on the host as a record has them."""
-    return tuple((_phase_name(phase), *_seconds(phase.start_ns, phase.end_ns, step.start_ns)) for phase in phases)
+    return tuple(
+        (_phase_name(phase), *_interval_in_seconds(phase.start_ns, phase.end_ns, step.start_ns)) for phase in phases
+    )
 
 
 def _computing_on_host(events: Sequence[Event]) -> list[Interval]:
@@ -164,7 +169,7 @@ def _computing_on_host(events: Sequence[Event]) -> list[Interval]:
         # c10d's operators only hand work over; the rank's waiting for it shows in the operators around them.
         is_computing = event.kind == "operator" and not event.name.startswith(("c10d::", "autograd::engine"))
         if is_computing and not _calls_a_collective(event, calls):
-            operators.append(_interval(event))
+            operators.append(_interval_of(event))
     return union(operators, join_below=_SHORTEST_IDLE_NS)
 
 
@@ -178,12 +183,12 @@ def _exposed_waits(computing: Sequence[Interval], collectives: Sequence[Event], 
         collectives: the collectives of the step.
         step: the span of the step.
     """
-    in_flight = union(_interval(event) for event in collectives)
+    in_flight = union(_interval_of(event) for event in collectives)
     waits = []
     for gap in complement(computing, (step.start_ns, step.end_ns)):
         start, end = gap
         if end - start >= _SHORTEST_IDLE_NS and intersection([gap], in_flight):
-            waits.append(_seconds(start, end, origin_ns=step.start_ns))
+            waits.append(_interval_in_seconds(start, end, origin_ns=step.start_ns))
     return tuple(waits)
 
 
@@ -229,7 +234,7 @@ def launches_of(events: Iterable[Event]) -> list[Launched]:
             continue
         unrecorded_launch_ns = 0 if _was_launched_earlier(event, first_correlation) else event.start_ns
         launch_ns = launch_times.get(event.correlation, unrecorded_launch_ns)
-        if event.start_ns > 0 and event.start_ns >= launch_ns - _CLOCKS_APART_NS:
+        if event.start_ns > 0 and event.start_ns >= launch_ns - _MOST_CLOCK_DIFFERENCE_NS:
             launches.append(Launched(launch_ns, event))
     return sorted(launches)
 
@@ -320,47 +325,48 @@ class _DeviceBlock:
             step: the number of the step.
             span: the step on the host.
         """
-        begin_ns = self.progress.begin(span.start_ns)
-        end_ns = self.progress.finished(span.end_ns, at_least=begin_ns)
+        begin_ns = self.progress.step_begin_ns(span.start_ns)
+        end_ns = self.progress.done_ns(span.end_ns, at_least=begin_ns)
         on_device: Interval = (begin_ns, end_ns)
         has_work = end_ns > begin_ns
         # Without work, as far as the profiler knows, the host's time is all that is known.
         duration_ns = end_ns - begin_ns if has_work else span.end_ns - span.start_ns
         phases = self.annotations.phases(span)
         loader_waits = union(self.progress.on_device(phase) for phase in phases if _phase_name(phase) == "data")
-        collectives = self._collectives(span)
+        collectives = self._collectives_of_step(span)
+        copies_in_step = intersection(_intervals_near(self.work.copies_from_host, on_device), [on_device])
         return ExplainedLine(
             step=step,
             block=self.number,
             device="cuda",
             seconds=duration_ns / 1e9,
             phases=_device_phases(phases, self.progress, begin_ns, end_ns),
-            idle=_all_in_seconds(complement(_near(self.work.working, on_device), on_device), begin_ns),
+            idle=_all_in_seconds(complement(_intervals_near(self.work.working, on_device), on_device), begin_ns),
             collectives=self._recorded_collectives(collectives, begin_ns),
             norms=self.norms.positions(
                 self.launch_ns_by_correlation.get(kernel.correlation, 0) for kernel in collectives
             ),
-            copies=_all_in_seconds(intersection(_near(self.work.copies_from_host, on_device), [on_device]), begin_ns),
+            copies=_all_in_seconds(copies_in_step, begin_ns),
             host_data=_all_in_seconds(intersection(loader_waits, [on_device]), begin_ns),
             unknown=self._unknown_parts(span, phases),
         )
 
-    def _collectives(self, step: Event) -> list[Event]:
+    def _collectives_of_step(self, step: Event) -> list[Event]:
         """Return the kernels of collectives that a step launched, in the order in which they ran.
 
         They are those of the launch on every rank: on a stream of its own a kernel may begin before its step does.
         """
-        launches = _begun_in(step, self.work.collectives, start_ns=lambda launch: launch.launch_ns)
+        launches = _items_begun_in(step, self.work.collectives, start_ns=lambda launch: launch.launch_ns)
         return sorted((launch.event for launch in launches), key=lambda kernel: kernel.start_ns)
 
     def _recorded_collectives(self, kernels: Iterable[Event], begin_ns: int) -> _RecordedCollectives:
         """Return kernels of collectives as a record has them, cut at the step's beginning on the device."""
         recorded = []
         for kernel in kernels:
-            communicator = self.communicator_names[_communicator(kernel)]
+            communicator = self.communicator_names[_communicator_of_kernel(kernel)]
             start_ns = max(kernel.start_ns, begin_ns)
             end_ns = max(kernel.end_ns, begin_ns)
-            recorded.append((communicator, _operation(kernel), *_seconds(start_ns, end_ns, begin_ns)))
+            recorded.append((communicator, _operation_of(kernel), *_interval_in_seconds(start_ns, end_ns, begin_ns)))
         return tuple(recorded)
 
     def _unknown_parts(self, step: Event, phases: Sequence[Event]) -> dict[str, str]:
@@ -394,10 +400,10 @@ class _DeviceWork:
             if event.kind == "kernel" and is_collective(event.name):
                 collectives.append(launch)
             elif event.kind == "copy" and "HtoD" in event.name:
-                copies_from_host.append(_interval(event))
+                copies_from_host.append(_interval_of(event))
             else:
                 # Other copies, such as DDP's on the device into and out of its buckets, are work of their phase.
-                working.append(_interval(event))
+                working.append(_interval_of(event))
         return cls(launches, collectives, union(working), union(copies_from_host))
 
 
@@ -417,22 +423,22 @@ def _device_phases(
     phases = []
     phase_end_ns = begin_ns
     for mark in phase_marks:
-        phase_begin_ns = min(progress.finished(mark.start_ns, at_least=phase_end_ns), end_ns)
-        phase_end_ns = min(progress.finished(mark.end_ns, at_least=phase_begin_ns), end_ns)
+        phase_begin_ns = min(progress.done_ns(mark.start_ns, at_least=phase_end_ns), end_ns)
+        phase_end_ns = min(progress.done_ns(mark.end_ns, at_least=phase_begin_ns), end_ns)
         if phase_end_ns > phase_begin_ns:
-            phases.append((_phase_name(mark), *_seconds(phase_begin_ns, phase_end_ns, begin_ns)))
+            phases.append((_phase_name(mark), *_interval_in_seconds(phase_begin_ns, phase_end_ns, begin_ns)))
     return tuple(phases)
 
 
-def _near(disjoint: Sequence[Interval], inside: Interval) -> Sequence[Interval]:
-    """Return those of many intervals, which are disjoint and in order, that may overlap with `inside`."""
+def _intervals_near(disjoint: Sequence[Interval], inside: Interval) -> Sequence[Interval]:
+    """Return those of many intervals, which are disjoint and in order, that touch or overlap `inside`."""
     begin, end = inside
     first = bisect.bisect_left(disjoint, begin, key=lambda interval: interval[1])
     behind_last = bisect.bisect_left(disjoint, end, first, key=lambda interval: interval[0])
     return disjoint[first:behind_last]
 
 
-def _begun_in(span: Event, items: Sequence[_Item], start_ns: Callable[[_Item], int]) -> Sequence[_Item]:
+def _items_begun_in(span: Event, items: Sequence[_Item], start_ns: Callable[[_Item], int]) -> Sequence[_Item]:
     """Return those of many items whose time falls into a span.
 
     Args:
@@ -459,12 +465,12 @@ def _launch_calls(events: Sequence[Event], launches: Sequence[Launched]) -> list
     Calls while a CUDA graph is recorded are left out, unless their work was seen.
     """
     seen_correlations = {launch.event.correlation for launch in launches}
-    captures = _captures(events)
+    captures = _graph_recordings(events)
     calls = []
     for event in events:
         if event.kind == "launch" and _LAUNCH.match(event.name):
             was_seen = event.correlation in seen_correlations
-            if was_seen or not _is_inside(captures, event.start_ns):
+            if was_seen or not _is_inside_any(captures, event.start_ns):
                 calls.append(_LaunchCall(event.start_ns, was_seen))
     return sorted(calls)
 
@@ -476,7 +482,7 @@ class _CaptureCall(NamedTuple):
     is_begin: bool
 
 
-def _captures(events: Iterable[Event]) -> list[Interval]:
+def _graph_recordings(events: Iterable[Event]) -> list[Interval]:
     """Return when CUDA graphs were recorded by any thread: disjoint and in order.
 
     Each thread begins and ends its own: those of backward are recorded by autograd's.
@@ -498,8 +504,8 @@ def _captures(events: Iterable[Event]) -> list[Interval]:
     return union(recordings)
 
 
-def _is_inside(spans: Sequence[Interval], moment_ns: int) -> bool:
-    """Whether a moment lies in one of the spans, which are in order."""
+def _is_inside_any(spans: Sequence[Interval], moment_ns: int) -> bool:
+    """Whether a moment lies in one of the spans, which are disjoint and in order."""
     spans_begun = bisect.bisect_right(spans, (moment_ns, float("inf")))  # number of spans that begin by then
     if spans_begun == 0:
         return False
@@ -527,7 +533,7 @@ def _unknown_in_block(
     unknown: dict[str, str] = {}
     if world_size > 1 and not work.collectives:
         unknown |= dict.fromkeys((*norms.exposed_parts, COMMUNICATION), NO_NCCL)
-    if without_launch > _MOST_LOST * len(work.launches):
+    if without_launch > _MOST_LOST_SHARE * len(work.launches):
         unknown |= _all_parts_unknown(NO_LAUNCH, without_launch, len(work.launches))
     return unknown
 
@@ -543,12 +549,12 @@ def _unknown_for_lost_work(
         phases: the phases of that step.
         exposed_parts: the parts of its exposed communication.
     """
-    calls_in_step = _begun_in(step, calls, lambda call: call.start_ns)
+    calls_in_step = _items_begun_in(step, calls, lambda call: call.start_ns)
     lost_launches_ns = [call.start_ns for call in calls_in_step if not call.was_seen]
     lost = len(lost_launches_ns)
     if lost == 0:
         return {}
-    if lost > _MOST_LOST * len(calls_in_step):
+    if lost > _MOST_LOST_SHARE * len(calls_in_step):
         template = NO_KERNELS if lost == len(calls_in_step) else LOST_KERNELS
         return _all_parts_unknown(template, lost, len(calls_in_step))
     parts = []
@@ -571,7 +577,7 @@ def _loss_in_words(template: str, lost: int, total: int) -> str:
     return template.format(lost=lost, of=total, share=f"{share:g}")  # never "1e+02"
 
 
-def _communicator(kernel: Event) -> str:
+def _communicator_of_kernel(kernel: Event) -> str:
     """Return the name of the kernel's communicator; where the profiler links none, its stream stands for one."""
     return kernel.communicator or f"stream {kernel.lane}"
 
@@ -579,8 +585,8 @@ def _communicator(kernel: Event) -> str:
 def _communicator_names(collectives: Sequence[Launched], since_ns: int) -> dict[str, str]:
     """Return communicator -> a name that is the same on all ranks.
 
-    Names that begin with `ALIKE` are so already. Others, as c10d's of groups of some ranks, are numbered by their first
-    launch: {"stream 7": "nccl-0", "stream 20": "nccl-1"}. A communicator may use several streams.
+    Names that begin with `COMMON_NAME_PREFIX` are so already. Others, as c10d's of groups of some ranks, are numbered
+    by their first launch: {"stream 7": "nccl-0", "stream 20": "nccl-1"}. A communicator may use several streams.
 
     Args:
         collectives: the kernels of collectives, in the order of launch.
@@ -589,10 +595,10 @@ def _communicator_names(collectives: Sequence[Launched], since_ns: int) -> dict[
     """
     since_first_step = [event for launch_ns, event in collectives if launch_ns >= since_ns]
     all_kernels = [event for _, event in collectives]
-    communicators = list(dict.fromkeys(_communicator(kernel) for kernel in (*since_first_step, *all_kernels)))
-    local_names = [name for name in communicators if not name.startswith(ALIKE)]
+    communicators = list(dict.fromkeys(_communicator_of_kernel(kernel) for kernel in (*since_first_step, *all_kernels)))
+    local_names = [name for name in communicators if not name.startswith(COMMON_NAME_PREFIX)]
     has_common_names = len(local_names) < len(communicators)
-    prefix = f"{ALIKE}unnamed-" if has_common_names else ALIKE
+    prefix = f"{COMMON_NAME_PREFIX}unnamed-" if has_common_names else COMMON_NAME_PREFIX
     numbered = {name: f"{prefix}{number}" for number, name in enumerate(local_names)}
     return {name: numbered.get(name, name) for name in communicators}
 
@@ -609,12 +615,16 @@ class _Norms:
         """The parts of exposed communication that can occur."""
 
     def positions(self, issue_times_ns: Iterable[int]) -> tuple[int, ...]:
-        """Return the indices, among collectives that the host issued at these times, of those of norms."""
-        return tuple(index for index, issue_ns in enumerate(issue_times_ns) if _is_inside(self._marks, issue_ns))
+        """Return the indices of those collectives that norms exchange by.
+
+        Args:
+            issue_times_ns: when the host issued each collective.
+        """
+        return tuple(index for index, issue_ns in enumerate(issue_times_ns) if _is_inside_any(self._marks, issue_ns))
 
 
 class _DeviceProgress:
-    """How far the device had come when the host was at a given moment.
+    """How far the device had come at a given moment of the host, which runs ahead of it.
 
     Args:
         launches: the device's work, in the order of launch.
@@ -634,19 +644,23 @@ class _DeviceProgress:
             self._end_ns.append(end_ns)
             self._lag_ns = max(launch_ns - event.start_ns, self._lag_ns)
 
-    def _finished(self, moment_ns: int) -> int | None:
+    def _done_ns(self, moment_ns: int) -> int | None:
         """Return when the device had done all that was launched before `moment_ns`; None where nothing was."""
         launches = bisect.bisect_left(self._launch_ns, moment_ns)  # number of launches before that moment
         return self._end_ns[launches - 1] if launches else None
 
-    def finished(self, moment_ns: int, at_least: int) -> int:
+    def done_ns(self, moment_ns: int, at_least: int) -> int:
         """Return when the device had done all that was launched before `moment_ns`, or `at_least` if that is later."""
-        end_ns = self._finished(moment_ns)
+        end_ns = self._done_ns(moment_ns)
         return at_least if end_ns is None else max(end_ns, at_least)
 
-    def begin(self, start_ns: int) -> int:
-        """Return when the device began a step that the host began at `start_ns`: when it had done all before it."""
-        end_ns = self._finished(start_ns)
+    def step_begin_ns(self, start_ns: int) -> int:
+        """Return when the device began a step that the host began at `start_ns`: when it had done all before it.
+
+        Where nothing was launched before, this is the step's known begin on the device, or else the host's time on the
+        device's clock.
+        """
+        end_ns = self._done_ns(start_ns)
         if end_ns is not None:
             return end_ns
         if self._first_begin_ns is not None:
@@ -667,7 +681,7 @@ class _Annotations:
         phase_names = get_args(PhaseName)
         self.steps = [span for span in annotations if span.name == STEP]
         self._phases = [span for span in annotations if span.name.removeprefix(PHASE_PREFIX) in phase_names]
-        self._unknown = [span for span in annotations if span.name.startswith(UNTOLD_PHASES)]
+        self._unknown = [span for span in annotations if span.name.startswith(UNKNOWN_PHASES)]
 
     @property
     def first_ns(self) -> int:
@@ -676,7 +690,7 @@ class _Annotations:
 
     def phases(self, step: Event) -> Sequence[Event]:
         """Return the phases that begin in a step, in order."""
-        return _begun_in(step, self._phases, lambda span: span.start_ns)
+        return _items_begun_in(step, self._phases, lambda span: span.start_ns)
 
     def unknown_parts(self, step: Event) -> dict[str, str]:
         """Return part -> why it is unknown, by the annotations in a step.
@@ -684,8 +698,8 @@ class _Annotations:
         Example of one: "vitscale.untold forward,backward the host's operators are not recorded".
         """
         reasons: dict[str, str] = {}
-        for span in _begun_in(step, self._unknown, lambda span: span.start_ns):
-            parts, _, reason = span.name.removeprefix(UNTOLD_PHASES).partition(" ")
+        for span in _items_begun_in(step, self._unknown, lambda span: span.start_ns):
+            parts, _, reason = span.name.removeprefix(UNKNOWN_PHASES).partition(" ")
             reasons |= dict.fromkeys(parts.split(","), reason)
         return reasons
 
@@ -695,18 +709,18 @@ def _phase_name(span: Event) -> PhaseName:
     return name
 
 
-def _operation(kernel: Event) -> str:
+def _operation_of(kernel: Event) -> str:
     return operation(kernel.operation) if kernel.operation else operation_of_kernel(kernel.name)
 
 
-def _interval(event: Event) -> Interval:
+def _interval_of(event: Event) -> Interval:
     return (float(event.start_ns), float(event.end_ns))
 
 
-def _seconds(start_ns: float, end_ns: float, origin_ns: int) -> Interval:
+def _interval_in_seconds(start_ns: float, end_ns: float, origin_ns: int) -> Interval:
     """Return an interval in seconds from `origin_ns`, to a tenth of a microsecond."""
     return (round((start_ns - origin_ns) / 1e9, 7), round((end_ns - origin_ns) / 1e9, 7))
 
 
 def _all_in_seconds(intervals_ns: Iterable[Interval], origin_ns: int) -> tuple[Interval, ...]:
-    return tuple(_seconds(start_ns, end_ns, origin_ns) for start_ns, end_ns in intervals_ns)
+    return tuple(_interval_in_seconds(start_ns, end_ns, origin_ns) for start_ns, end_ns in intervals_ns)

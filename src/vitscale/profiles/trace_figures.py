@@ -25,7 +25,7 @@ import numpy.typing as npt
 from vitscale.base.time_spans import Interval, complement, intersection, length, union
 from vitscale.present.units import listed
 from vitscale.profiles.kernels import COMMUNICATION, COPY, is_collective, kind_of
-from vitscale.profiles.timeline import PHASE_PREFIX, STEP, UNTOLD_PHASES, Event, Launched
+from vitscale.profiles.timeline import PHASE_PREFIX, STEP, UNKNOWN_PHASES, Event, Launched
 from vitscale.profiles.trace_file import Trace, TracedCollective
 from vitscale.store.records import Collective, TrafficLine
 
@@ -35,27 +35,29 @@ _FORWARD = re.compile(r"(\w*DataParallel|DeepSpeedEngine)\.forward$|## forward #
 _AFTER_BACKWARD = re.compile(r"FSDP::root_post_backward_callback")
 """Ranges of work that belongs to backward, though it follows the last of its functions."""
 _DATA = re.compile(r"enumerate\(DataLoader\)#|\[pl\]\[profile\]\[_\w*\]\.train_dataloader_next")
+"""Ranges in which the host waits for data: torch's, and Lightning's."""
 UNTOLD = "not at all: none is marked, no optimizer named, and nothing repeats, so the whole trace stands as one"
-_PERIODIC = 0.95
+"""`TraceSteps.found_by` where the steps of a trace could not be found."""
+_LEAST_REPEATED_SHARE = 0.95
 """Share of kernels that must be the same one period later for a pattern to repeat."""
 _FEWEST_PERIODS = 3
 _MOST_PERIODS = 1000
 """Most times that a pattern is looked for."""
 _PERIOD_TOLERANCE = 0.05
 """Share by which the distance between two events may differ from the period."""
-_LITTLE = 0.01
+_NEGLIGIBLE_SHARE = 0.01
 """Share of the device's time below which kernels may be of what is done every few steps."""
-_MOST_IN_ONE = 8
-"""Most steps of which one may do more than the others."""
-_ONE_BACKWARD = 0.02
-"""Share of a step: a shorter pause between two backward functions lies within one pass."""
+_MOST_SHORT_PERIODS = 8
+"""Most short periods in the longest one: steps of which one may do more than the others."""
+_PAUSE_SHARE_WITHIN_BACKWARD = 0.02
+"""A pause between two backward functions that is a smaller share of the step lies within one pass."""
 _IN_A_GRAPH = "a CUDA graph was launched outside of all ranges: what it runs is not told apart by phase"
 _NO_BACKWARD = "an update is marked, but nothing tells where backward was (a compiled graph may hold it)"
 _NO_OPERATORS = "the host's operators are not recorded (ProfilerActivity.CPU): nothing tells the phase of a kernel"
 _NO_UPDATE = "no update is marked (Optimizer.step): what runs after backward stands as other"
 _NO_LOADER = "no DataLoader is marked: waiting for data stands in launch gaps and other"
 
-_Ids = npt.NDArray[np.int64]
+_KindIds = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class TraceSteps:
     annotations: tuple[Event, ...]
     """Events for steps and their phases, named as in our own profiles."""
     found_by: str
-    """How the steps were told apart, in words: "by ..."."""
+    """How the steps were found, in words: "by ..."."""
     first_is_whole: bool = False
     """Whether it is known when the first began on the device: earlier work was recorded, or there is only this step."""
     first_begin_ns: int | None = None
@@ -86,14 +88,14 @@ def steps_of(trace: Trace) -> TraceSteps:
     Marks are the profiler's own (`ProfilerStep`), updates are ranges of the optimizer, and a pattern is a series of
     kernels that repeats. Where a trace has none of them, all of it counts as one step.
     """
-    marks = _marks(trace)
+    marks = _profiler_marks(trace)
     if marks:
         return _marked_steps(trace, marks)
 
     begin_ns = min((event.start_ns for event in trace.events), default=0)
     update_ends = _ends_of_updates(trace)
     if len(update_ends) > 1:
-        return _steps(
+        return _steps_with_phases(
             trace,
             numbers=range(len(update_ends)),
             spans=_spans_between([begin_ns, *update_ends]),
@@ -101,9 +103,9 @@ def steps_of(trace: Trace) -> TraceSteps:
         )
 
     launches = trace.launches
-    pattern_starts = _repeats([launch.event for launch in launches])
+    pattern_starts = _starts_of_repeats([launch.event for launch in launches])
     if len(pattern_starts) > _FEWEST_PERIODS:
-        return _steps(
+        return _steps_with_phases(
             trace,
             numbers=range(len(pattern_starts) - 1),
             spans=_spans_between([launches[index].launch_ns for index in pattern_starts]),
@@ -111,7 +113,9 @@ def steps_of(trace: Trace) -> TraceSteps:
         )
 
     last_ns = max((event.end_ns for event in trace.events), default=0)
-    return _steps(trace, numbers=[0], spans=[_HostSpan(begin_ns, last_ns + 1)], found_by=UNTOLD, first_is_whole=True)
+    return _steps_with_phases(
+        trace, numbers=[0], spans=[_HostSpan(begin_ns, last_ns + 1)], found_by=UNTOLD, first_is_whole=True
+    )
 
 
 def _spans_between(moments_ns: Iterable[int]) -> list[_HostSpan]:
@@ -146,7 +150,7 @@ class _MarkedRange(NamedTuple):
     """Digits; empty in "ProfilerStep*", which has no number."""
 
 
-def _marks(trace: Trace) -> list[_Mark]:
+def _profiler_marks(trace: Trace) -> list[_Mark]:
     """Return the `ProfilerStep` marks of a trace in order of time.
 
     A mark without a number gets its index; where two then have the same number, all get their index.
@@ -197,11 +201,11 @@ def _marked_steps(trace: Trace, marks: Sequence[_Mark]) -> TraceSteps:
     skipped_clauses = _skipped_clauses(marks, whole_steps)
     method = "by the profiler's own marks (ProfilerStep)"
     if len(whole_steps) > 1:
-        return _steps(trace, numbers, spans, method + skipped_clauses)
+        return _steps_with_phases(trace, numbers, spans, method + skipped_clauses)
     begin_ns = _begin_of_lone_step(trace, whole_steps[0])
     begin = "its first kernel" if begin_ns is None else "its mark's length before its last kernel's end"
     method += f", one step, taken from {begin}{skipped_clauses}"
-    return replace(_steps(trace, numbers, spans, method, first_is_whole=True), first_begin_ns=begin_ns)
+    return replace(_steps_with_phases(trace, numbers, spans, method, first_is_whole=True), first_begin_ns=begin_ns)
 
 
 def _skipped_clauses(marks: Sequence[_Mark], whole_steps: Sequence[_Mark]) -> str:
@@ -265,7 +269,11 @@ def _ends_of_updates(trace: Trace) -> list[int]:
     update stands for a step.
     """
     backward = union(_backward_functions(trace))
-    updates = [update for update in _ranges_named(trace, _OPTIMIZER) if intersection([update], backward) != [update]]
+    updates: list[Interval] = []
+    for update in _ranges_named(trace, _OPTIMIZER):
+        lies_in_backward = intersection([update], backward) == [update]
+        if not lies_in_backward:
+            updates.append(update)
     forward = _ranges_named(trace, _FORWARD)
     pass_starts = sorted(start for start, _ in (*backward, *forward))
     if not updates:
@@ -295,7 +303,7 @@ def _ranges_named(trace: Trace, pattern: re.Pattern[str]) -> list[Interval]:
     return union((float(event.start_ns), float(event.end_ns)) for event in matching)
 
 
-def _steps(
+def _steps_with_phases(
     trace: Trace, numbers: Iterable[int], spans: Sequence[_HostSpan], found_by: str, first_is_whole: bool = False
 ) -> TraceSteps:
     """Return the steps of a trace with their phases.
@@ -304,7 +312,7 @@ def _steps(
         trace: the trace.
         numbers: the number of each step.
         spans: each step on the host's clock.
-        found_by: how the steps were told apart, in words.
+        found_by: how the steps were found, in words.
         first_is_whole: whether the first one is whole whatever was launched before it.
     """
     step_events = [Event("annotation", STEP, span.start_ns, span.end_ns, lane=0) for span in spans]
@@ -312,56 +320,71 @@ def _steps(
     has_earlier_work = bool(launches and spans) and launches[0].launch_ns < spans[0].start_ns
     return TraceSteps(
         numbers=tuple(numbers),
-        annotations=(*step_events, *_phases(trace, spans)),
+        annotations=(*step_events, *_phase_annotations(trace, spans)),
         found_by=found_by,
         first_is_whole=first_is_whole or has_earlier_work,
     )
 
 
-def _repeats(events: Sequence[Event]) -> list[int]:
+def _starts_of_repeats(events: Sequence[Event]) -> list[int]:
     """Return the indices at which a series of kernels begins that repeats step by step; empty where nothing repeats.
 
     The rarest kernels occur once a step. So names are tried from the rarest on: the distance, in events, between two
     kernels of the same name is the period if all kernels repeat by it.
 
     That period may be of several steps, since some kernels run only every few steps. So a shorter period replaces it
-    if it fits into it at most `_MOST_IN_ONE` times, and the kernels that it has not each time take next to no time and
-    neither update nor exchange. Otherwise the shorter period is that of a model's layers, which repeat within a step.
+    if two things hold: it fits into the first one at most `_MOST_SHORT_PERIODS` times; and the kernels that do not run
+    in every short period take next to no time, and neither update nor exchange. Otherwise the shorter period is that of
+    a model's layers, which repeat within a step.
+
+    Example: the kernels a b c a b c d, and these over and over, have the period of 7 events by the name d, and that of
+    3 by the names a, b and c without d.
     """
     count_by_name = Counter(event.name for event in events)
     id_by_name = {name: index for index, name in enumerate(count_by_name)}
     ids = np.array([id_by_name[event.name] for event in events], dtype=np.int64)  # [events]
     counts_to_try = sorted({count for count in count_by_name.values() if _FEWEST_PERIODS < count <= _MOST_PERIODS})
     starts: list[int] = []
-    longest_period_count = 0  # how often the longest period occurs
+    longest_period_count = 0  # how often the longest period occurs; 0 until one is known
     for count in counts_to_try:
-        rarer_names: list[str] = []
+        disregarded_names: list[str] = []
         if starts:
-            rarer_names = [name for name, other_count in count_by_name.items() if other_count < count]
-            fits_too_often = count > _MOST_IN_ONE * longest_period_count
-            if fits_too_often or not _is_little(events, rarer_names):
+            disregarded_names = [name for name, other_count in count_by_name.items() if other_count < count]
+            fits_too_often = count > _MOST_SHORT_PERIODS * longest_period_count
+            if fits_too_often or not _are_negligible(events, disregarded_names):
                 break
-        # Positions are among the events without the rarer ones, indices among all events.
-        indices = np.flatnonzero(~np.isin(ids, [id_by_name[name] for name in rarer_names]))
         candidates = [id_by_name[name] for name, other_count in count_by_name.items() if other_count == count]
-        positions = _first_period(ids[indices], candidates)
-        if positions:
-            starts = [int(indices[position]) for position in positions]
+        new_starts = _starts_without(ids, [id_by_name[name] for name in disregarded_names], candidates)
+        if new_starts:
+            starts = new_starts
             longest_period_count = longest_period_count or count
     return starts
 
 
-def _is_little(events: Sequence[Event], names: Sequence[str]) -> bool:
-    """Whether events of these names take next to no time, and are neither updates nor exchanges."""
+def _starts_without(ids: _KindIds, disregarded: Sequence[int], candidates: Iterable[int]) -> list[int]:
+    """Return the indices at which a series begins that repeats; empty where nothing repeats.
+
+    Args:
+        ids: the kind of each event [events].
+        disregarded: kinds whose events need not repeat.
+        candidates: kinds to try, of which a series has one event.
+    """
+    indices = np.flatnonzero(~np.isin(ids, disregarded))  # those of the other events, among all events
+    positions = _first_repeating_kind(ids[indices], candidates)  # among the other events
+    return [int(indices[position]) for position in positions]
+
+
+def _are_negligible(events: Sequence[Event], names: Sequence[str]) -> bool:
+    """Whether the events with these names take next to no time of all, and are neither updates nor exchanges."""
     if any(kind_of(name) in (COMMUNICATION, "optimizer") for name in names):
         return False
     ns_by_name = Counter[str]()
     for event in events:
         ns_by_name[event.name] += event.end_ns - event.start_ns
-    return sum(ns_by_name[name] for name in names) < _LITTLE * ns_by_name.total()
+    return sum(ns_by_name[name] for name in names) < _NEGLIGIBLE_SHARE * ns_by_name.total()
 
 
-def _first_period(ids: _Ids, candidates: Iterable[int]) -> list[int]:
+def _first_repeating_kind(ids: _KindIds, candidates: Iterable[int]) -> list[int]:
     """Return the positions of the first kind of event by which all events repeat, one period apart; else empty.
 
     Args:
@@ -375,7 +398,7 @@ def _first_period(ids: _Ids, candidates: Iterable[int]) -> list[int]:
     return []
 
 
-def _occurrences_one_period_apart(ids: _Ids, candidate: int) -> list[int]:
+def _occurrences_one_period_apart(ids: _KindIds, candidate: int) -> list[int]:
     """Return the positions of one kind of event, one period apart; empty unless all events repeat by that period.
 
     Args:
@@ -386,8 +409,8 @@ def _occurrences_one_period_apart(ids: _Ids, candidate: int) -> list[int]:
     period = int(np.median(np.diff(positions)))
     if period <= 1:
         return []
-    share_of_repeated = np.mean(ids[period:] == ids[:-period])
-    if share_of_repeated < _PERIODIC:
+    share_of_repeated = np.mean(ids[period:] == ids[:-period])  # of the events that have one a period earlier
+    if share_of_repeated < _LEAST_REPEATED_SHARE:
         return []
     chain = [int(positions[0])]
     for position in positions[1:]:
@@ -427,7 +450,7 @@ class _PhaseRanges:
         return self.graph_launches_ns[first:behind_last]
 
 
-def _phases(trace: Trace, spans: Sequence[_HostSpan]) -> Iterator[Event]:
+def _phase_annotations(trace: Trace, spans: Sequence[_HostSpan]) -> Iterator[Event]:
     """Yields the events of the phases of each step, and of what is unknown there."""
     ranges = _PhaseRanges.of(trace)
     launched = _LaunchedCopies(trace)
@@ -448,14 +471,14 @@ def _marked_phases(span: _HostSpan, ranges: _PhaseRanges) -> _MarkedPhases:
     """Return what marks show of the phases of a step: an update hides backward, and both hide the others."""
     inside: Interval = (span.start_ns, span.end_ns)
     update = intersection(ranges.updates, [inside])
-    longest_pause = _ONE_BACKWARD * (span.end_ns - span.start_ns)
+    longest_pause = _PAUSE_SHARE_WITHIN_BACKWARD * (span.end_ns - span.start_ns)
     joined_backward = union(intersection(ranges.backward, [inside]), join_below=longest_pause)
-    backward = _outside(joined_backward, update, inside)
+    backward = _parts_outside(joined_backward, update, inside)
     return _MarkedPhases(
-        forward=_outside(intersection(ranges.forwards, [inside]), [*backward, *update], inside),
+        forward=_parts_outside(intersection(ranges.forwards, [inside]), [*backward, *update], inside),
         backward=backward,
         update=update,
-        loader_waits=_outside(intersection(ranges.loader, [inside]), [*backward, *update], inside),
+        loader_waits=_parts_outside(intersection(ranges.loader, [inside]), [*backward, *update], inside),
     )
 
 
@@ -474,7 +497,7 @@ def _phases_of_step(
     marked = _marked_phases(span, ranges)
     reason_by_parts = {} if ranges.loader else {"data_wait": _NO_LOADER}
     if marked.backward:
-        phases = _filled(inside, marked, launched)
+        phases = _phases_of_training(inside, marked, launched)
         if not ranges.updates:
             reason_by_parts["optimizer"] = _NO_UPDATE
     elif has_operators and not marked.update and _are_inside(ranges.graph_launches_in(span), marked.forward):
@@ -484,10 +507,10 @@ def _phases_of_step(
         # One phase stands for all of them, so that gaps between launches are known.
         _, end = marked.update[-1] if marked.update else inside
         phases = {"forward": [(span.start_ns, end)]}
-    phases["forward"] = _outside(phases["forward"], marked.loader_waits, inside)
+    phases["forward"] = _parts_outside(phases["forward"], marked.loader_waits, inside)
 
     for parts, reason in reason_by_parts.items():
-        yield Event("annotation", f"{UNTOLD_PHASES}{parts} {reason}", span.start_ns, span.end_ns, lane=0)
+        yield Event("annotation", f"{UNKNOWN_PHASES}{parts} {reason}", span.start_ns, span.end_ns, lane=0)
     for name, stretches in {"data": marked.loader_waits, **phases}.items():
         for start, end in stretches:
             yield Event("annotation", PHASE_PREFIX + name, math.ceil(start), math.ceil(end), lane=0)
@@ -499,7 +522,7 @@ def _are_inside(moments_ns: Iterable[int], stretches: Sequence[Interval]) -> boo
 
 
 def _reason_for_no_phases(has_update: bool, has_operators: bool) -> str:
-    """Return why forward and backward of a step without a backward function cannot be told apart."""
+    """Return why it is unknown when forward and backward of a step were, where no backward function is recorded."""
     if has_update:
         return _NO_BACKWARD
     return _IN_A_GRAPH if has_operators else _NO_OPERATORS
@@ -513,7 +536,9 @@ class _PhaseMark(NamedTuple):
     phase: str
 
 
-def _filled(inside: Interval, marked: _MarkedPhases, launched: _LaunchedCopies) -> dict[str, list[Interval]]:
+def _phases_of_training(
+    inside: Interval, marked: _MarkedPhases, launched: _LaunchedCopies
+) -> dict[str, list[Interval]]:
     """Return phase -> its stretches in a step that trains, with what lies between its marks.
 
     Before a backward pass lies forward: preprocessing, the model, the loss. It ends with the copies by which DDP hands
@@ -607,7 +632,7 @@ class _LaunchedCopies:
         return end_ns
 
 
-def _outside(stretches: Sequence[Interval], excluded: Sequence[Interval], inside: Interval) -> list[Interval]:
+def _parts_outside(stretches: Sequence[Interval], excluded: Sequence[Interval], inside: Interval) -> list[Interval]:
     """Return the parts of `stretches` that lie in `inside` and in none of `excluded`, which may overlap."""
     return intersection(stretches, complement(union(excluded), inside))
 
@@ -656,7 +681,7 @@ class DeviceTime:
         self._compute = union(compute)
         self._communication = union(communication)
         self._copies = union(copies)
-        self.span = _hull([self._compute, self._communication, self._copies])
+        self.span = _first_start_and_last_end([self._compute, self._communication, self._copies])
         """First start and last end on the device; None where nothing ran."""
 
     def shares(self, within: Interval) -> TimeShares:
@@ -682,7 +707,7 @@ class DeviceTime:
         )
 
 
-def _hull(sequences: Iterable[Sequence[Interval]]) -> Interval | None:
+def _first_start_and_last_end(sequences: Iterable[Sequence[Interval]]) -> Interval | None:
     """Return the first start and the last end of intervals, each sequence in order; None where there are none."""
     starts = []
     ends = []
@@ -762,7 +787,7 @@ def _traffic_line(step: int, backend: str, calls: Sequence[TracedCollective]) ->
         return _unknown_traffic(step, backend, reason="the trace records no calls of collectives")
     collectives = []
     for call in calls:
-        collective = _collective(call)
+        collective = _sized_collective(call)
         if collective is not None:
             collectives.append(collective)
     if len(collectives) < len(calls):
@@ -774,7 +799,7 @@ def _unknown_traffic(step: int, backend: str, reason: str) -> TrafficLine:
     return TrafficLine(step=step, backend=backend, collectives=None, reason=reason)
 
 
-def _collective(call: TracedCollective) -> Collective | None:
+def _sized_collective(call: TracedCollective) -> Collective | None:
     """Return the collective of a call; None if the call lacks a figure, or has an impossible one."""
     if not call.operation or not call.dtype or call.ranks is None or call.input_elements is None:
         return None

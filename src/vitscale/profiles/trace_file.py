@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from vitscale.errors import StoreError, printable, shown
 from vitscale.profiles.kernels import COPY, dtype_name, is_collective, kind_of, operation
 from vitscale.profiles.timeline import (
-    ALIKE,
+    COMMON_NAME_PREFIX,
     COMMUNICATION_CALL,
     KIND_OF_ACTIVITY,
     Event,
@@ -102,9 +102,9 @@ def _convolution_flops(shapes: TracedShapes, concrete: Sequence[object]) -> int:
     images = shapes[0]
     weight = shapes[1]
     settings = _ConvolutionSettings(
-        strides=_numbers(concrete[3]),
-        paddings=_numbers(concrete[4]),
-        dilations=_numbers(concrete[5]),
+        strides=_parse_numbers(concrete[3]),
+        paddings=_parse_numbers(concrete[4]),
+        dilations=_parse_numbers(concrete[5]),
         is_transposed=_is_true(concrete[6]),
     )
     if settings.is_transposed:
@@ -161,7 +161,7 @@ def _is_true(text: object) -> bool:
     return str(text) == "True"
 
 
-def _numbers(text: object) -> list[int]:
+def _parse_numbers(text: object) -> list[int]:
     """ "[1, 2]" -> [1, 2]."""
     return [int(number) for number in str(text).strip("[]").split(",")]
 
@@ -192,10 +192,16 @@ Other operators call one of these, as `aten::linear` and `aten::conv2d` do."""
 _MOST_EVENTS = 20_000_000
 _LONGEST_NS = 10**13
 """Longest trace: 2.8 hours."""
-_KINDS: Mapping[str, EventKind] = {**KIND_OF_ACTIVITY, "operator": "operator", "runtime": "launch", "driver": "launch",
-                              "memcpy": "copy", "memset": "kernel"}  # fmt: skip
+_KIND_BY_CATEGORY: Mapping[str, EventKind] = {
+    **KIND_OF_ACTIVITY,
+    "operator": "operator",
+    "runtime": "launch",
+    "driver": "launch",
+    "memcpy": "copy",
+    "memset": "kernel",
+}
 """Category in small letters to kind; torch 1.8 to 1.13 wrote "Kernel", "Runtime" and "Memcpy"."""
-_PASSED_OVER = frozenset(
+_IGNORED_CATEGORIES = frozenset(
     (
         *("ac2g", "fwdbwd", "fwd_bwd", "async_cpu_to_gpu", "async_gpu", "python_function", "cpu_instant_event"),
         *("trace", "gpu_user_annotation", "cuda_sync", "cuda_event", "overhead", "cuda_profiler_range"),
@@ -352,11 +358,11 @@ class _OpenEvents:
 
     def begin(self, raw: Any) -> None:
         """Keeps a beginning until its end is read."""
-        self._beginnings_by_lane.setdefault(_lane(raw), []).append(raw)
+        self._beginnings_by_lane.setdefault(_lane_of(raw), []).append(raw)
 
     def end(self, raw: Any) -> Any | None:
         """Return the event that ends here, as one with a duration; None where no beginning with a time is open."""
-        beginnings = self._beginnings_by_lane.get(_lane(raw))
+        beginnings = self._beginnings_by_lane.get(_lane_of(raw))
         start_ns = nanoseconds(beginnings[-1].ts) if beginnings else None
         end_ns = nanoseconds(raw.ts)
         if not beginnings or start_ns is None or end_ns is None:
@@ -385,17 +391,17 @@ class _HostRanges:
 
     def add(self, event: Event, raw: Any) -> None:
         """Adds a range, of the host or a device's copy of one."""
-        self._ranges.append((event, _lane(raw)))
+        self._ranges.append((event, _lane_of(raw)))
 
     def add_device_lane(self, raw: Any) -> None:
         """Adds the lane of an event that ran on a device."""
-        self._device_lanes.add(_lane(raw))
+        self._device_lanes.add(_lane_of(raw))
 
     def add_host_lane(self, raw: Any) -> None:
         """Adds the lane of an event that only a thread of the host can have."""
         if self._last_host_ids != (raw.pid, raw.tid):
             self._last_host_ids = (raw.pid, raw.tid)
-            self._host_lanes.add(_lane(raw))
+            self._host_lanes.add(_lane_of(raw))
 
     def events(self) -> list[Event]:
         """Return the ranges of the host, once all events are read."""
@@ -436,7 +442,7 @@ class _CollectiveLinks:
             external_id = self._external_ids.get(kernel.correlation, 0)
             call = self._calls.get(external_id)
             if call is not None:
-                communicator = _communicator(call.communicator)
+                communicator = _common_communicator_name(call.communicator)
                 events[position] = kernel._replace(communicator=communicator, operation=call.operation)
 
 
@@ -482,7 +488,7 @@ class _Reader:
 
     def _take_complete(self, raw: Any) -> None:
         """Takes an event with a start and a duration; those of no kind of the timeline are passed over."""
-        kind = self._kind(raw)
+        kind = self._timeline_kind(raw)
         if kind is None:
             return
         if not isinstance(raw.name, str):
@@ -490,13 +496,13 @@ class _Reader:
         elif kind == "operator":
             self._take_operator(raw)
         else:
-            self._keep(raw, kind, raw.name)
+            self._keep_event(raw, kind, raw.name)
 
-    def _kind(self, raw: Any) -> EventKind | None:
+    def _timeline_kind(self, raw: Any) -> EventKind | None:
         """Return the kind of an event by its category; None for no kind. A category that is not known is counted."""
         category = raw.cat.lower() if isinstance(raw.cat, str) else ""
-        kind = _KINDS.get(category)
-        if kind is None and category and category not in _PASSED_OVER:
+        kind = _KIND_BY_CATEGORY.get(category)
+        if kind is None and category and category not in _IGNORED_CATEGORIES:
             self._unknown[f"category {printable(category)[:40]}"] += 1
         return kind
 
@@ -505,29 +511,29 @@ class _Reader:
         name = raw.name
         self._operators += 1
         if name.startswith(_BACKWARD):
-            self._keep(raw, "operator", _BACKWARD)
+            self._keep_event(raw, "operator", _BACKWARD)
         elif _MARKED.match(name):
-            self._keep(raw, "annotation", name)
+            self._keep_event(raw, "annotation", name)
         elif name == COMMUNICATION_CALL:
-            span = self._span(raw)
+            span = self._span_of(raw)
             if span is not None and raw.args is not None:
                 self._add_call(span.start_ns, raw.args)
         elif name in FLOPS_OF and raw.args is not None and raw.args.dims:
-            span = self._span(raw)
-            product = _product(span.start_ns, name, raw.args) if span is not None else None
+            span = self._span_of(raw)
+            product = _traced_product(span.start_ns, name, raw.args) if span is not None else None
             if product is not None:
                 self._products.append(product)
 
-    def _span(self, raw: Any) -> _Span | None:
+    def _span_of(self, raw: Any) -> _Span | None:
         """Return when the event was, on the trace's clock; None, which is counted, where its times are impossible."""
         span = self._clock.span(raw)
         if span is None:
             self._unknown["events with impossible times"] += 1
         return span
 
-    def _keep(self, raw: Any, kind: EventKind, name: str) -> None:
+    def _keep_event(self, raw: Any, kind: EventKind, name: str) -> None:
         """Keeps an event for the timeline, unless its times are impossible."""
-        span = self._span(raw)
+        span = self._span_of(raw)
         if span is None:
             return
         if len(self._events) >= _MOST_EVENTS:
@@ -545,7 +551,7 @@ class _Reader:
         communicator = ""
         operation_name = ""
         if kind == "kernel" and is_collective(name):
-            communicator = _communicator(text_of(raw.args, "group"))
+            communicator = _common_communicator_name(text_of(raw.args, "group"))
             operation_name = text_of(raw.args, "operation")
             if not operation_name:
                 self._collective_links.add_kernel(position=len(self._events))
@@ -606,8 +612,8 @@ class _Reader:
             device=_device_name(about.get("deviceProperties"), self._events_by_device),
             trace_id=_text_or_none(about.get("trace_id")),
             backend=_text_or_none(job.get("backend")),
-            versions=_versions(about, job),
-            groups=tuple(_groups(job.get("pg_config"))),
+            versions=_library_versions(about, job),
+            groups=tuple(_process_groups(job.get("pg_config"))),
             started_unix_seconds=self._clock.unix_seconds(integer(about.get("baseTimeNanoseconds")) or 0),
             events=self._events,
             calls=self._calls,
@@ -641,22 +647,22 @@ def _device_ids(raw: Any) -> _DeviceIds:
     return _DeviceIds(device, stream, correlation or 0)
 
 
-def _communicator(group: str) -> str:
+def _common_communicator_name(group: str) -> str:
     """Return the name of a process group's communicator; empty for a group without a name.
 
     Its ranks had to agree on the group's name to meet, and no other group has it: so it counts as the same on all.
     """
-    return ALIKE + group if group else ""
+    return COMMON_NAME_PREFIX + group if group else ""
 
 
-def _lane(raw: Any) -> _Lane:
+def _lane_of(raw: Any) -> _Lane:
     """Return the lane of an event, cut short: the file may hold anything."""
     return _Lane(process=str(raw.pid)[:40], thread=str(raw.tid)[:40])
 
 
-def _product(start_ns: int, name: str, arguments: Any) -> TracedProduct | None:
+def _traced_product(start_ns: int, name: str, arguments: Any) -> TracedProduct | None:
     """Return the product of an operator by its arguments; None where its shapes do not give its FLOPs."""
-    shapes = tuple(_shape(value) for value in _as_list(arguments.dims))
+    shapes = tuple(_parse_shape(value) for value in _as_list(arguments.dims))
     flops = product_flops(name, shapes, _as_list(arguments.concrete))
     if flops is None:
         return None
@@ -665,7 +671,7 @@ def _product(start_ns: int, name: str, arguments: Any) -> TracedProduct | None:
     return TracedProduct(start_ns, name, shapes, dtype, flops)
 
 
-def _shape(value: object) -> tuple[int, ...]:
+def _parse_shape(value: object) -> tuple[int, ...]:
     """Return a shape of the file; empty for what is no tensor."""
     return tuple(size for size in _as_list(value) if isinstance(size, int))
 
@@ -679,7 +685,7 @@ def _text_or_none(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _versions(about: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, str | None]:
+def _library_versions(about: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, str | None]:
     """Return the versions of libraries that the file states: "nccl" -> "2.21.5".
 
     Args:
@@ -695,7 +701,7 @@ def _versions(about: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, str
     return {name: printable(str(value))[:40] for name, value in versions.items() if value is not None}
 
 
-def _groups(listed: object) -> Iterator[TracedGroup]:
+def _process_groups(listed: object) -> Iterator[TracedGroup]:
     """Yields the process groups of a file's list; those without ranks are left out."""
     for group in _as_list(listed):
         ranks = group.get("ranks") if isinstance(group, dict) else None

@@ -13,23 +13,23 @@ import msgspec
 
 from vitscale.errors import StoreError, shown
 
-_BLOCK = 1 << 20
+_BLOCK_BYTES = 1 << 20
 """Most bytes that are read, or unpacked, at a time."""
-_GZIP = 16 + zlib.MAX_WBITS
+_GZIP_WINDOW_BITS = 16 + zlib.MAX_WBITS
 """The number by which zlib is asked for the gzip format."""
-_LONGEST_EVENT = 64 << 20
+_LONGEST_EVENT_BYTES = 64 << 20
 """Largest number of bytes of one event, or of what stands before or after all of them."""
 _MOST_BYTES = 64 << 30
 """Largest size of an unpacked file."""
-_MENDED = 8 << 20
+_LARGEST_MENDED_BYTES = 8 << 20
 """Largest size of a buffer that is mended: a larger one was not helped by it when it was smaller."""
-_MOST_CUTS = 64
+_MOST_ENDS_TRIED = 64
 """Cuts of a block in two that are tried before more of the file is read."""
-_TAIL = 1 << 16
+_TAIL_BYTES = 1 << 16
 """Bytes at the end of the buffer in which that many cuts are mostly found."""
-_CUT = re.compile(rb"\}\s*,\s*\{")
+_BETWEEN_EVENTS = re.compile(rb"\}\s*,\s*\{")
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
-_NO_NUMBER = re.compile(r"(?<=:)(\s*)-?(?:inf|nan|N/A)(?=\s*[,}])")
+_BARE_WORD_FOR_NUMBER = re.compile(r"(?<=:)(\s*)-?(?:inf|nan|N/A)(?=\s*[,}])")
 _ESCAPE = re.compile(
     r'\\(["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})?'
 )
@@ -87,7 +87,7 @@ _TYPED = msgspec.json.Decoder(list[_Typed])
 def beginning(path: Path) -> bytes:
     """Return the first block of a file, unpacked; empty if it cannot be read."""
     try:
-        return next(_blocks(path), b"")
+        return next(_unpacked_blocks(path), b"")
     except StoreError:
         return b""
 
@@ -120,23 +120,24 @@ class TraceText:
         Raises:
             StoreError: the file cannot be read, is cut off, is no trace, or is larger than what is read.
         """
-        blocks = _blocks(self._path)
+        blocks = _unpacked_blocks(self._path)
         buffer = self._read_header(blocks)
-        shortest_to_try = 0  # bytes; otherwise each block would try a broken beginning again
+        # A buffer in which no event could be decoded is tried again at twice its length, and not after each block.
+        fewest_bytes_to_try = 0
         for block in blocks:
             buffer += block
-            if len(buffer) < min(shortest_to_try, _LONGEST_EVENT):
+            if len(buffer) < min(fewest_bytes_to_try, _LONGEST_EVENT_BYTES):
                 continue
             part = _leading_events(buffer)
             if part is None:
-                shortest_to_try = 2 * len(buffer)
+                fewest_bytes_to_try = 2 * len(buffer)
             else:
                 self._events += len(part.events)
                 yield part.events
                 buffer = part.remainder
-                shortest_to_try = 0
-            if len(buffer) > _LONGEST_EVENT:
-                raise self._no_trace_error(f"more than {_LONGEST_EVENT >> 20} MiB of it are no events")
+                fewest_bytes_to_try = 0
+            if len(buffer) > _LONGEST_EVENT_BYTES:
+                raise self._no_trace_error(f"more than {_LONGEST_EVENT_BYTES >> 20} MiB of it are no events")
         yield self._last_events(buffer)
 
     def _read_header(self, blocks: Iterator[bytes]) -> bytes:
@@ -156,7 +157,7 @@ class TraceText:
             raise self._no_trace_error("it is no JSON object")
         match = _LIST.search(buffer)
         while match is None:
-            block = next(blocks, b"") if len(buffer) <= _LONGEST_EVENT else b""
+            block = next(blocks, b"") if len(buffer) <= _LONGEST_EVENT_BYTES else b""
             if not block:
                 raise self._no_trace_error("it has no list of traceEvents")
             buffer += block
@@ -172,7 +173,7 @@ class TraceText:
             buffer: the end of the file, from an event on: `{...}, {...}], "traceName": "a.json"}`.
         """
         try:
-            text = _mended(b"[" + buffer)
+            text = _as_valid_json(b"[" + buffer)
             last_events, end = json.JSONDecoder(strict=False).raw_decode(text)
             footer = text[end:].strip(" \t\r\n")
             if footer.startswith(","):
@@ -187,7 +188,7 @@ class TraceText:
     def _add_facts(self, text: bytes) -> None:
         """Adds the fields of a JSON object to `about`."""
         try:
-            facts = json.loads(_mended(text), strict=False)
+            facts = json.loads(_as_valid_json(text), strict=False)
         except (ValueError, RecursionError):
             raise self._no_trace_error("what stands around its events is no JSON") from None
         if isinstance(facts, dict):
@@ -213,26 +214,26 @@ def _leading_events(buffer: bytes) -> _Part | None:
     """
     ends = _possible_ends(buffer)
     for end in reversed(ends):
-        may_mend = end == ends[-1] and len(buffer) < _MENDED
-        events = _decoded(b"[" + buffer[:end] + b"]", may_mend)
+        may_mend = end == ends[-1] and len(buffer) < _LARGEST_MENDED_BYTES
+        events = _decode_events(b"[" + buffer[:end] + b"]", may_mend)
         if events is not None:
             return _Part(events, remainder=buffer[end:].lstrip(b", \t\r\n"))
     return None
 
 
 def _possible_ends(buffer: bytes) -> list[int]:
-    """Return the last places, at most `_MOST_CUTS`, at which an event may end before another one begins.
+    """Return the last places, at most `_MOST_ENDS_TRIED`, at which an event may end before another one begins.
 
     Example: in b'{"a": 1}, {"b": 2}, {"c"' they are 8 and 18, behind the "}".
     """
-    tail_start = max(0, len(buffer) - _TAIL)
-    ends = [match.start() + 1 for match in _CUT.finditer(buffer, tail_start)]
-    if len(ends) < _MOST_CUTS:
-        ends = [match.start() + 1 for match in _CUT.finditer(buffer)]
-    return ends[-_MOST_CUTS:]
+    tail_start = max(0, len(buffer) - _TAIL_BYTES)
+    ends = [match.start() + 1 for match in _BETWEEN_EVENTS.finditer(buffer, tail_start)]
+    if len(ends) < _MOST_ENDS_TRIED:
+        ends = [match.start() + 1 for match in _BETWEEN_EVENTS.finditer(buffer)]
+    return ends[-_MOST_ENDS_TRIED:]
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
+def _unpacked_blocks(path: Path) -> Iterator[bytes]:
     """Yields the bytes of a file in blocks, unpacked where it is gzipped.
 
     Raises:
@@ -245,7 +246,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
             is_gzipped = file.read(2) == b"\x1f\x8b"
             file.seek(0)
             total_bytes = 0
-            for block in _unpacked(file, path) if is_gzipped else _plain(file):
+            for block in _gunzipped_blocks(file, path) if is_gzipped else _plain_blocks(file):
                 total_bytes += len(block)
                 if total_bytes > _MOST_BYTES:
                     message = f"{shown(path.name)} has more than {_MOST_BYTES >> 30} GiB unpacked"
@@ -256,31 +257,31 @@ def _blocks(path: Path) -> Iterator[bytes]:
         raise StoreError(f"{shown(str(path))} cannot be read: {reason}") from None
 
 
-def _plain(file: BinaryIO) -> Iterator[bytes]:
+def _plain_blocks(file: BinaryIO) -> Iterator[bytes]:
     """Yields the bytes of a file, a block at a time."""
-    while block := file.read(_BLOCK):
+    while block := file.read(_BLOCK_BYTES):
         yield block
 
 
-def _unpacked(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    """Yields the unpacked bytes of a gzipped file, a block of at most `_BLOCK` bytes at a time.
+def _gunzipped_blocks(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """Yields the unpacked bytes of a gzipped file, a block of at most `_BLOCK_BYTES` bytes at a time.
 
     A file that is cut off is no error here: what it has is unpacked, and whoever reads the JSON misses its end.
 
     Raises:
         StoreError: the packed bytes are broken.
     """
-    unpacker = zlib.decompressobj(_GZIP)
-    packed_bytes = _BLOCK // 16
+    unpacker = zlib.decompressobj(_GZIP_WINDOW_BITS)
+    packed_bytes = _BLOCK_BYTES // 16
     packed = file.read(packed_bytes)
     try:
         while packed:
-            block = unpacker.decompress(packed, max_length=_BLOCK)
+            block = unpacker.decompress(packed, max_length=_BLOCK_BYTES)
             if block:
                 yield block
             if unpacker.eof:  # a file may be several gzip streams, one after the other, with zeros between
                 packed = unpacker.unused_data.lstrip(b"\0")
-                unpacker = zlib.decompressobj(_GZIP)
+                unpacker = zlib.decompressobj(_GZIP_WINDOW_BITS)
             else:
                 packed = unpacker.unconsumed_tail  # empty unless the block is full
             if not packed:
@@ -289,12 +290,12 @@ def _unpacked(file: BinaryIO, path: Path) -> Iterator[bytes]:
         raise StoreError(f"{shown(path.name)} cannot be unpacked: {error}") from None
 
 
-def _decoded(text: bytes, mend: bool) -> list[Any] | None:
+def _decode_events(text: bytes, mend: bool) -> list[Any] | None:
     """Return the events of a JSON list; None where it cannot be decoded.
 
     Args:
         text: the list.
-        mend: whether Kineto's slips in the JSON are mended where it is invalid, which takes longer.
+        mend: whether invalid JSON is mended, which takes longer (`_as_valid_json`).
     """
     try:
         return _TYPED.decode(text)
@@ -303,12 +304,12 @@ def _decoded(text: bytes, mend: bool) -> list[Any] | None:
         if not mend and not is_valid_json:
             return None
     try:
-        return [_as_event(value) for value in json.loads(_mended(text), strict=False)]
+        return [_as_event(value) for value in json.loads(_as_valid_json(text), strict=False)]
     except (ValueError, RecursionError):
         return None
 
 
-def _mended(text: bytes) -> str:
+def _as_valid_json(text: bytes) -> str:
     """Return the text as valid JSON where one of these slips broke it, which some releases wrote.
 
     They are bare `inf`, `nan` and `N/A` (rates of what took no time), the backslashes of Windows' paths, and names in
@@ -317,7 +318,7 @@ def _mended(text: bytes) -> str:
     plain = text.decode("utf-8", errors="replace")
     if "\\" in plain:
         plain = _ESCAPE.sub(_valid_escape, plain)
-    return _NO_NUMBER.sub(r"\1null", plain)
+    return _BARE_WORD_FOR_NUMBER.sub(r"\1null", plain)
 
 
 def _valid_escape(match: re.Match[str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vitscale.base import plugins
-from vitscale.base.files import beside
+from vitscale.base.files import path_named_in
 from vitscale.errors import RequestError, shown
 from vitscale.machine.hosts import read_hostfile
 from vitscale.schedulers.base import Cause, LocalHost, Placement, Scheduler, Submitter, described
@@ -39,7 +39,7 @@ def _make_hostfile(launch: LaunchSection, slurm: SlurmSection, node: NodeSection
             "launch.scheduler = 'hostfile' needs hosts",
             next_step='Give launch.hostfile = "hosts" with one line per host: NAME slots=4',
         )
-    hosts = read_hostfile(beside(study_path, launch.hostfile))
+    hosts = read_hostfile(path_named_in(study_path, launch.hostfile))
     names_localhost = any(host.name in ("localhost", "127.0.0.1", "::1") for host in hosts)
     if len(hosts) > 1 and names_localhost:
         raise RequestError(

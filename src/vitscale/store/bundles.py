@@ -31,12 +31,12 @@ from vitscale.base.files import open_regular, whole_file
 from vitscale.errors import StoreError, shown
 from vitscale.present.unread import Unread
 from vitscale.store.lines import first_reason
-from vitscale.store.packs import RUN_FOLDER, rewritten, undecodable
+from vitscale.store.packs import RUN_FOLDER, rewritten, undecodable_pack
 from vitscale.store.reading import read_study
 from vitscale.store.redaction import Redactor
 
-_TOP = "vitscale-bundle"
-_MEMBER = re.compile(
+_TOP_FOLDER = "vitscale-bundle"
+_MEMBER_NAME = re.compile(
     r"(?:study|manifest|answer)\.json|packs/\d{6}-[0-9a-f]{16}\.parquet|checks/[\w-]{1,80}\.json"
     r"|runs/[0-9a-f]{12}-r\d{1,6}-a\d{1,6}"
     r"(?:/(?:trial\.json|outcome\.json|rank-\d{1,6}\.jsonl|log\.txt|stack-rank-\d{1,6}\.txt"
@@ -47,12 +47,13 @@ _MEMBER = re.compile(
 _MOST_LOG_BYTES = 8 << 20
 """Bytes of a redacted log that are kept, from its beginning."""
 _MOST_FILES = 1_000_000
-_MOST_BYTES = 8 << 30
-_MOST_RATIO = 300
-"""Most unpacked bytes per byte of the archive, beyond `_SMALL_BYTES`; records shrink to a tenth or a thirtieth."""
-_SMALL_BYTES = 64 << 20
-_READ_BYTES = 1 << 20
-_NEXT = "Make a new one: vitscale export RESULTS -o bundle.tar.gz"
+_MOST_UNPACKED_BYTES = 8 << 30
+_MOST_UNPACKED_PER_BYTE = 300
+"""Most unpacked bytes for a byte of the archive: compressed records have a tenth to a thirtieth of their size."""
+_ALWAYS_ALLOWED_BYTES = 64 << 20
+"""Unpacked bytes that an archive of any size may have."""
+_LARGEST_READ_BYTES = 1 << 20
+_ADVICE = "Make a new one: vitscale export RESULTS -o bundle.tar.gz"
 
 
 def write_bundle(
@@ -81,7 +82,7 @@ def write_bundle(
     """
     left_out = {item.file: item.reason for item in unread if item.is_pack}
     files = {}
-    for file in _files(results):
+    for file in _bundled_files(results):
         name = str(file.relative_to(results))
         if name not in left_out:
             files[name] = file
@@ -94,17 +95,17 @@ def write_bundle(
             tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
         ):
             digests: dict[str, str] = {}
-            for member in _members(results, files, answer, redact=redact):
+            for member in _read_members(results, files, answer, redact=redact):
                 digests[member.name] = hashlib.sha256(member.content).hexdigest()
-                _add(archive, member)
+                _add_member(archive, member)
             _add_run_folders(archive, results / "runs")
             manifest = {"vitscale": "export", "version": 1, "redacted": redact, "sha256": digests}
             if left_out:
                 manifest["left_out"] = left_out
-            _add(archive, _Member("manifest.json", json.dumps(manifest, indent=1).encode()))
+            _add_member(archive, _Member("manifest.json", json.dumps(manifest, indent=1).encode()))
     except OSError as error:
-        what = f"{shown(str(error.filename or path))} cannot be bundled: {error.strerror or error}"
-        raise StoreError(what, next_step="Give another file with -o") from None
+        message = f"{shown(str(error.filename or path))} cannot be bundled: {error.strerror or error}"
+        raise StoreError(message, next_step="Give another file with -o") from None
     return digests
 
 
@@ -121,16 +122,16 @@ class _Member(NamedTuple):
     content: bytes
 
 
-def _files(results: Path) -> Iterator[Path]:
+def _bundled_files(results: Path) -> Iterator[Path]:
     """Yield the files of a results folder that a bundle takes, links left out, in an order that is always the same."""
     for pattern in ("study.json", "packs/*", "checks/*", "runs/*/*"):
         for file in sorted(results.glob(pattern)):
             is_regular = file.is_file() and not file.is_symlink() and not file.parent.is_symlink()
-            if is_regular and _MEMBER.fullmatch(str(file.relative_to(results))):
+            if is_regular and _MEMBER_NAME.fullmatch(str(file.relative_to(results))):
                 yield file
 
 
-def _members(
+def _read_members(
     results: Path, files: Mapping[str, Path], answer: Mapping[str, Any] | None, *, redact: bool
 ) -> Iterator[_Member]:
     """Yield the files of a bundle, without its manifest.
@@ -142,7 +143,7 @@ def _members(
         redact: whether names, paths, addresses and variables get stand-ins.
     """
     if redact:
-        yield from _redacted_members(results, files, answer)
+        yield from _redact_members(results, files, answer)
         return
     if answer is not None:
         yield _Member("answer.json", json.dumps(answer, indent=1).encode())
@@ -151,10 +152,10 @@ def _members(
             yield _Member(name, opened.read())
 
 
-def _redacted_members(results: Path, files: Mapping[str, Path], answer: Mapping[str, Any] | None) -> Iterator[_Member]:
-    """Yield the files of a bundle with stand-ins, as `_members` does."""
+def _redact_members(results: Path, files: Mapping[str, Path], answer: Mapping[str, Any] | None) -> Iterator[_Member]:
+    """Yield the files of a bundle with stand-ins, as `_read_members` does."""
     redactor = Redactor()
-    _learn(redactor, files, results)
+    _learn_private_values(redactor, files, results)
     if answer is not None:
         redactor.learn_from(json.dumps(answer))
         yield _Member("answer.json", json.dumps(redactor.value(answer), indent=1).encode())
@@ -165,13 +166,14 @@ def _redacted_members(results: Path, files: Mapping[str, Path], answer: Mapping[
             yield _Member(f"packs/{pack.name}", pack.content)
         elif file.suffix != ".gz":  # a profiler's own trace may hold anything
             redact_text = redact_by_suffix[file.suffix]
-            yield _Member(name, redact_text(_text(file)).encode())
+            yield _Member(name, redact_text(_text_to_redact(file)).encode())
 
 
-def _learn(redactor: Redactor, files: Mapping[str, Path], results: Path) -> None:
-    """Learn what is to be taken out, from all files of a bundle and from those that say what ranks were started with.
+def _learn_private_values(redactor: Redactor, files: Mapping[str, Path], results: Path) -> None:
+    """Have the redactor learn what is to be taken out, from all files of a bundle and from launch files.
 
-    The latter are no part of a bundle, and have what a site file sets in [launch.environment].
+    Launch files are no part of a bundle. They have the variables that ranks were started with, those of a site file's
+    [launch.environment] among them.
     """
     with suppress(StoreError):  # one that cannot be read is text like any other
         study = read_study(results)
@@ -184,7 +186,7 @@ def _learn(redactor: Redactor, files: Mapping[str, Path], results: Path) -> None
         if file.suffix == ".parquet":
             rewritten(file, redactor.learn_from)
         elif file.suffix != ".gz":
-            redactor.learn_from(_text(file))
+            redactor.learn_from(_text_to_redact(file))
 
 
 def _variables_in(file: Path) -> Mapping[str, str]:
@@ -201,10 +203,10 @@ def _variables_in(file: Path) -> Mapping[str, str]:
     return {name: value for name, value in variables.items() if isinstance(value, str)}
 
 
-def _text(file: Path) -> str:
-    """Return the text of a file; of a long log the whole lines at its beginning.
+def _text_to_redact(file: Path) -> str:
+    """Return the text of a file; of a log longer than `_MOST_LOG_BYTES` only the whole lines that fit into these.
 
-    Half a secret at the end of a cut line would not be recognised.
+    Of a line that is cut, half a secret at its end would not be recognised.
     """
     with open_regular(file) as opened:
         if file.suffix != ".txt":
@@ -216,8 +218,8 @@ def _text(file: Path) -> str:
     return content.decode("utf-8", errors="replace")
 
 
-def _add(archive: tarfile.TarFile, member: _Member) -> None:
-    entry = tarfile.TarInfo(f"{_TOP}/{member.name}")
+def _add_member(archive: tarfile.TarFile, member: _Member) -> None:
+    entry = tarfile.TarInfo(f"{_TOP_FOLDER}/{member.name}")
     entry.size = len(member.content)
     archive.addfile(entry, io.BytesIO(member.content))
 
@@ -228,7 +230,7 @@ def _add_run_folders(archive: tarfile.TarFile, runs: Path) -> None:
         return
     for run in sorted(runs.iterdir()):
         if RUN_FOLDER.fullmatch(run.name) and not run.is_symlink():
-            entry = tarfile.TarInfo(f"{_TOP}/runs/{run.name}")
+            entry = tarfile.TarInfo(f"{_TOP_FOLDER}/runs/{run.name}")
             entry.type = tarfile.DIRTYPE
             entry.mode = 0o755
             archive.addfile(entry)
@@ -249,11 +251,11 @@ _UNPACKED: dict[_BundleState, TemporaryDirectory[str]] = {}
 def is_bundle(path: Path) -> bool:
     """Whether a file begins as bundles do."""
     try:
-        with _Bounded(path) as packed, tarfile.open(fileobj=packed, mode="r:") as archive:
+        with _BoundedArchive(path) as packed, tarfile.open(fileobj=packed, mode="r:") as archive:
             first = archive.next()
     except (OSError, EOFError, ValueError, zlib.error, tarfile.TarError):
         return False
-    return first is not None and first.name.startswith(f"{_TOP}/")
+    return first is not None and first.name.startswith(f"{_TOP_FOLDER}/")
 
 
 def unpacked(bundle: Path) -> Path:
@@ -272,20 +274,24 @@ def unpacked(bundle: Path) -> Path:
         return Path(_UNPACKED[state].name)
     except (OSError, EOFError, ValueError, OverflowError, RecursionError, zlib.error, tarfile.TarError) as error:
         reason = first_reason(error)
-        raise StoreError(f"{shown(str(bundle))} is no bundle that can be read: {reason}", next_step=_NEXT) from None
+        raise StoreError(f"{shown(str(bundle))} is no bundle that can be read: {reason}", next_step=_ADVICE) from None
 
 
-class _Bounded(gzip.GzipFile):
-    """Limits each read, so that headers stay small, and all of them to what an archive of its size could hold."""
+class _BoundedArchive(gzip.GzipFile):
+    """Unzips an archive that may be a stranger's, within limits.
+
+    A single read is small, for `tarfile` reads as much as a header says. All reads together are no more than an honest
+    archive of this size could hold: a few bytes may unzip to terabytes.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "rb")
-        plausible_bytes = max(_SMALL_BYTES, _MOST_RATIO * path.stat().st_size)
-        self._limit_bytes = min(_MOST_BYTES, plausible_bytes)
+        plausible_bytes = max(_ALWAYS_ALLOWED_BYTES, _MOST_UNPACKED_PER_BYTE * path.stat().st_size)
+        self._limit_bytes = min(_MOST_UNPACKED_BYTES, plausible_bytes)
 
     @override
     def read(self, size: int | None = -1) -> bytes:
-        if size is None or not 0 <= size <= _READ_BYTES:
+        if size is None or not 0 <= size <= _LARGEST_READ_BYTES:
             raise ValueError("a header is larger than any bundle's")
         if self.tell() > self._limit_bytes:
             raise ValueError(f"it unpacks to more than {self._limit_bytes >> 20} MiB")
@@ -302,9 +308,9 @@ def _unpack(path: Path, folder: Path) -> None:
         ValueError, EOFError, OSError: it is no whole bundle, and why.
     """
     digests: dict[str, str] = {}
-    with _Bounded(path) as unzipped, tarfile.open(fileobj=unzipped, mode="r:") as archive:
-        for entry in _entries(archive):
-            name = _checked_name(entry)
+    with _BoundedArchive(path) as unzipped, tarfile.open(fileobj=unzipped, mode="r:") as archive:
+        for entry in _headers(archive):
+            name = _name_in_bundle(entry)
             target = folder / name
             if entry.isdir():
                 target.mkdir(parents=True, exist_ok=True)
@@ -312,12 +318,12 @@ def _unpack(path: Path, folder: Path) -> None:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 digests[name] = _write_member(unzipped, entry, target)
     _check_manifest(folder, digests)
-    pack = undecodable(folder)
+    pack = undecodable_pack(folder)
     if pack is not None:
         raise ValueError(f"packs/{pack} in it cannot be decoded")
 
 
-def _entries(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+def _headers(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """Yield the headers of an archive one by one, in constant memory.
 
     `tarfile` remembers every header that it has read, and has no public way to forget them.
@@ -333,7 +339,7 @@ def _entries(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         yield entry
 
 
-def _checked_name(entry: tarfile.TarInfo) -> str:
+def _name_in_bundle(entry: tarfile.TarInfo) -> str:
     """Return the path of a member below the bundle's top folder: "runs/0123456789ab-r0-a0/log.txt".
 
     Raises:
@@ -341,21 +347,21 @@ def _checked_name(entry: tarfile.TarInfo) -> str:
     """
     top, _, name = entry.name.partition("/")
     is_file = entry.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not entry.issparse()
-    is_known_name = top == _TOP and _MEMBER.fullmatch(name) is not None
+    is_known_name = top == _TOP_FOLDER and _MEMBER_NAME.fullmatch(name) is not None
     if not is_known_name or not (is_file or entry.isdir()):
         raise ValueError(f"{shown(entry.name)} in it is no file of a bundle")
     return name
 
 
-def _write_member(unzipped: _Bounded, entry: tarfile.TarInfo, target: Path) -> str:
+def _write_member(unzipped: _BoundedArchive, entry: tarfile.TarInfo, target: Path) -> str:
     """Copy a member's content, which follows its header, into a new file piece by piece; return its SHA-256."""
     digest = hashlib.sha256()
     remaining = entry.size
     with target.open("xb") as file:
         while remaining > 0:
-            content = unzipped.read(min(remaining, _READ_BYTES))
+            content = unzipped.read(min(remaining, _LARGEST_READ_BYTES))
             if not content:
-                raise EOFError(f"it ends inside {entry.name.removeprefix(f'{_TOP}/')}")
+                raise EOFError(f"it ends inside {entry.name.removeprefix(f'{_TOP_FOLDER}/')}")
             file.write(content)
             digest.update(content)
             remaining -= len(content)
@@ -372,11 +378,11 @@ def _check_manifest(folder: Path, digests: dict[str, str]) -> None:
     Raises:
         ValueError: the manifest is missing, or a file is missing, is not in it, or has another content.
     """
-    actual = {name: digest for name, digest in digests.items() if name != "manifest.json"}
     manifest = json.loads((folder / "manifest.json").read_bytes()) if "manifest.json" in digests else None
-    expected = manifest.get("sha256") if isinstance(manifest, dict) else None
-    if not isinstance(expected, dict):
+    listed_digests = manifest.get("sha256") if isinstance(manifest, dict) else None
+    if not isinstance(listed_digests, dict):
         raise ValueError("its manifest is missing")
-    for name in sorted({*expected, *actual}):
-        if actual.get(name) != expected.get(name):
+    unpacked_digests = {name: digest for name, digest in digests.items() if name != "manifest.json"}
+    for name in sorted({*listed_digests, *unpacked_digests}):
+        if unpacked_digests.get(name) != listed_digests.get(name):
             raise ValueError(f"{shown(name)} in it is not what its manifest says")

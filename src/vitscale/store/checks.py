@@ -293,16 +293,15 @@ class CollectiveFit(Record):
 
 
 def bus_factor(operation: Operation, ranks: int) -> float:
-    """Return bus bandwidth / (size / time).
+    """Return the factor by which size / time is multiplied to give the bandwidth of the slowest link ("bus").
 
-    With this factor the result is the bandwidth of the slowest link, whatever the number of ranks.
-
-    nccl-tests, doc/PERFORMANCE.md: 2 (n-1)/n for all-reduce, (n-1)/n for all-gather, reduce-scatter and all-to-all, 1
-    for what passes each link once.
+    So it compares across numbers of ranks n. By nccl-tests, doc/PERFORMANCE.md: 2 (n-1)/n for all-reduce, (n-1)/n for
+    all-gather, reduce-scatter and all-to-all, 1 for what passes each link once.
     """
     if operation in ("broadcast", "reduce", "send_recv", "rdma"):
         return 1.0
-    return (2 if operation == "all_reduce" else 1) * (ranks - 1) / ranks
+    passes = 2 if operation == "all_reduce" else 1  # a reduce-scatter and then an all-gather
+    return passes * (ranks - 1) / ranks
 
 
 class LoaderNeed(Record):
@@ -377,8 +376,8 @@ def write_check(folder: Path, record: CheckRecord) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         write_record(path, record.model_dump_json(indent=1))
     except OSError as error:
-        what = f"the check cannot be written to {shown(str(folder))}: {error.strerror or error}"
-        raise StoreError(what, next_step="Give a folder you may write to with -o") from None
+        message = f"the check cannot be written to {shown(str(folder))}: {error.strerror or error}"
+        raise StoreError(message, next_step="Give a folder you may write to with -o") from None
     return path
 
 
@@ -392,8 +391,8 @@ def read_check(path: Path) -> CheckRecord:
         text = read_record(path)
         content = refuse_overflowing_numbers(json.loads(text))
         if isinstance(content, dict) and "trials" in content:
-            what = f"{path} is the record of a study, and of no check"
-            raise StoreError(what, next_step="Give a file of RESULTS/checks, which vitscale check writes")
+            message = f"{path} is the record of a study, and of no check"
+            raise StoreError(message, next_step="Give a file of RESULTS/checks, which vitscale check writes")
         refuse_unreadable(content, READABLE_CHECKS, path)
         return CheckRecord.model_validate_json(text)
     except (OSError, RecursionError, ValueError) as error:
@@ -422,7 +421,9 @@ def latest(
     hosts: tuple[str, ...] | None = None,
     is_suitable: Callable[[CheckRecord], bool] = lambda _: True,
 ) -> CheckRecord | None:
-    """Return the newest readable check of a results folder, else of the user's own folder; None where there is none.
+    """Return the newest readable check that is suitable, from a results folder or else from the user's own folder.
+
+    Return None where there is none.
 
     Args:
         results: the folder given with -o; None: the user's own folder of checks alone.
@@ -452,7 +453,7 @@ def _ran_on(record: CheckRecord, hosts: set[str]) -> bool:
 
 
 _LARGEST_NUMBER = 1e100
-"""Largest number that is read: sums and products of such numbers do not overflow."""
+"""Numbers below this are read: sums and products of such numbers do not overflow."""
 
 
 def read_checked_ranks(folder: Path, world_size: int) -> tuple[CheckedRank, ...]:
@@ -466,18 +467,20 @@ def read_checked_rank(path: Path) -> CheckedRank:
 
 
 def refuse_overflowing_numbers(content: Any) -> Any:
-    """Refuse what this program never writes: NaN, infinity, numbers beyond all measure, integers beyond 64 bits.
+    """Return a JSON value unless it holds a number that this program never writes, at any depth.
+
+    These are NaN, infinity, floats of `_LARGEST_NUMBER` or more, and integers beyond 64 bits.
 
     Raises:
         ValueError: it holds one.
     """
-    waiting = [content]
-    while waiting:
-        value = waiting.pop()
+    to_visit = [content]
+    while to_visit:
+        value = to_visit.pop()
         if isinstance(value, dict):
-            waiting += value.values()
+            to_visit += value.values()
         elif isinstance(value, list):
-            waiting += value
+            to_visit += value
         elif is_beyond_64_bits(value) or _overflows(value):
             raise ValueError(f"no number of vitscale's: {shown(value)}")
     return content

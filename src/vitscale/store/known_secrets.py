@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 from urllib.parse import quote, quote_plus
 
-from vitscale.store.secret_forms import SHORTEST, is_mixed, key_lines, looks_like_key
+from vitscale.store.secret_forms import FEWEST_KEY_CHARACTERS, has_letters_and_digits, key_lines, looks_like_key
 
-_SHORTEST_MIXED = 5
+_FEWEST_CHARACTERS_OF_SHORT = 5
 """Fewest characters of a mix of letters and digits that is taken out where it stands as a word by itself."""
 
 
@@ -27,30 +27,33 @@ class KnownSecrets:
     A value that is short or common would be taken out of words that have nothing to do with it ("1", "true", "cuda").
     So what becomes of a value depends on its length:
 
-    - `SHORTEST` characters or more: it goes wherever it stands.
-    - `_SHORTEST_MIXED` or more, with letters and digits: it goes where it stands as a word by itself.
+    - `FEWEST_KEY_CHARACTERS` characters or more: it goes wherever it stands.
+    - `_FEWEST_CHARACTERS_OF_SHORT` or more, with letters and digits: it goes where it stands as a word by itself.
     - Others stay, and so do words of the format itself, names of models among them.
     """
 
     def __init__(self, words: Collection[str]) -> None:
         """Begin without secrets. `words`: those of the format itself, which stay."""
-        self._words = words
-        self._long: dict[str, None] = {}
-        self._short: dict[str, None] = {}
-        self._long_spellings: list[_Spelling] | None = None
-        """How `_long` may be written, the longest first; None after a new one, until they are next replaced."""
+        self._format_words = words
+        # Ordered sets.
+        self._long_secrets: dict[str, None] = {}
+        """Those that go wherever they stand."""
+        self._short_secrets: dict[str, None] = {}
+        """Those that go where they stand as a word by themselves."""
+        self._spellings_of_long: list[_Spelling] | None = None
+        """How the long ones may be written, the longest first; None after a new one, until texts are next searched."""
         self._short_pattern: re.Pattern[str] | None = None
-        """Finds all of `_short`; None after a new one, until they are next replaced."""
+        """Finds all short ones; None after a new one, until texts are next searched."""
 
     def add(self, value: str) -> None:
         """Add the value of something with a secret's name, whatever the value looks like."""
         value = value.strip()
-        if value in self._words:
+        if value in self._format_words:
             return
-        if len(value) >= SHORTEST:
+        if len(value) >= FEWEST_KEY_CHARACTERS:
             self._add_long(value)
-        elif len(value) >= _SHORTEST_MIXED and is_mixed(value):
-            self._short[value] = None
+        elif len(value) >= _FEWEST_CHARACTERS_OF_SHORT and has_letters_and_digits(value):
+            self._short_secrets[value] = None
             self._short_pattern = None
 
     def add_likely(self, value: str) -> None:
@@ -67,11 +70,11 @@ class KnownSecrets:
         """Add a value, and the lines of one that has several."""
         lines = key_lines(value) if "\n" in value else ()
         for text in (value, *lines):
-            if text not in self._long:
-                self._long[text] = None
-                self._long_spellings = None
+            if text not in self._long_secrets:
+                self._long_secrets[text] = None
+                self._spellings_of_long = None
 
-    def replaced(self, text: str, stand_in: Callable[[str], str]) -> str:
+    def with_stand_ins(self, text: str, stand_in: Callable[[str], str]) -> str:
         """Return the text with a stand-in for each secret, in any of the ways in which it may be written.
 
         Args:
@@ -81,26 +84,26 @@ class KnownSecrets:
         for spelling in self._spellings():
             if spelling.text in text:
                 text = text.replace(spelling.text, stand_in(spelling.secret))
-        if not self._short:
+        if not self._short_secrets:
             return text
         return self._pattern_of_short().sub(lambda match: stand_in(match[0]), text)
 
     def _spellings(self) -> list[_Spelling]:
-        if self._long_spellings is None:
+        if self._spellings_of_long is None:
             spellings: list[_Spelling] = []
-            for secret in self._long:
+            for secret in self._long_secrets:
                 spellings += [_Spelling(text, secret) for text in _ways_to_write(secret)]
-            self._long_spellings = sorted(spellings, key=lambda spelling: len(spelling.text), reverse=True)
-        return self._long_spellings
+            self._spellings_of_long = sorted(spellings, key=lambda spelling: len(spelling.text), reverse=True)
+        return self._spellings_of_long
 
     def _pattern_of_short(self) -> re.Pattern[str]:
         if self._short_pattern is None:
-            values = "|".join(map(re.escape, sorted(self._short, key=len, reverse=True)))
+            values = "|".join(map(re.escape, sorted(self._short_secrets, key=len, reverse=True)))
             self._short_pattern = re.compile(rf"(?<![A-Za-z0-9])(?:{values})(?![A-Za-z0-9])")
         return self._short_pattern
 
     def __contains__(self, value: str) -> bool:
-        return value in self._long or value in self._short
+        return value in self._long_secrets or value in self._short_secrets
 
 
 def _ways_to_write(value: str) -> set[str]:
@@ -123,4 +126,4 @@ def _ways_to_write(value: str) -> set[str]:
         quote(value, safe="", errors="replace"),
         quote_plus(value, errors="replace"),
     }
-    return {way for way in ways if len(way) >= SHORTEST}
+    return {way for way in ways if len(way) >= FEWEST_KEY_CHARACTERS}

@@ -51,29 +51,34 @@ class IfThere:
 class RankLines(Record):
     """All that one rank wrote, sorted by kind.
 
-    The fields are the table of the kinds: a tuple of a kind takes all of its lines in order, a kind or None the last
-    one, and a bool annotated with `IfThere` says whether there is one.
+    A subclass has a field for each kind of line that a rank may write, and its annotation says what becomes of them:
+
+        phases: tuple[PhaseLine, ...]             all lines of the kind, in order
+        start: StartLine | None                   the last one; None where there is none
+        ended: Annotated[bool, IfThere(EndLine)]  whether there is one
     """
 
     @classmethod
     def parse(cls, line: bytes) -> RankLine:
-        """Parse one line of the kinds of this table.
+        """Parse one line, of a kind that this class has a field for.
 
         Raises:
-            ValidationError: it is none of them.
+            ValidationError: it is of no such kind, or not as the kind is written.
         """
-        return _parsers(cls).line.validate_json(line)
+        return _line_parsers(cls).line.validate_json(line)
 
     @classmethod
     def parse_all(cls, array: bytes) -> list[RankLine]:
-        """Parse a JSON array of such lines."""
-        return _parsers(cls).array.validate_json(array)
+        """Parse a JSON array of lines, as `parse` does one."""
+        return _line_parsers(cls).array.validate_json(array)
 
     @classmethod
     def of(cls, lines: Iterable[RankLine], **known: Any) -> Self:
-        """Return the record of `lines`; `known` gives fields that do not come from them.
+        """Return the record of lines, sorted by kind. They are not validated again: `parse` has done so.
 
-        Nothing is checked again: lines were as they were read.
+        Args:
+            lines: lines of any kinds, in the order in which the rank wrote them.
+            known: values of fields that do not come from lines.
         """
         lines_by_kind: dict[type[RankLine], list[RankLine]] = {}
         for line in lines:
@@ -87,12 +92,12 @@ class RankLines(Record):
 
 
 def kinds_of(record: type[RankLines]) -> tuple[type[RankLine], ...]:
-    """Return the kinds of lines that a table has."""
+    """Return the kinds of lines that a subclass of `RankLines` has fields for."""
     return tuple(field.kind for field in _line_table(record).values())
 
 
 class _LineField(NamedTuple):
-    """A field of a table that holds lines."""
+    """A field of a subclass of `RankLines` that is made of lines."""
 
     kind: type[RankLine]
     value_of: Callable[[list[RankLine]], object]
@@ -101,17 +106,17 @@ class _LineField(NamedTuple):
 
 @cache
 def _line_table(record: type[RankLines]) -> Mapping[str, _LineField]:
-    """Return the fields of a table that hold lines, by name."""
+    """Return name -> field, for those fields of a subclass of `RankLines` that are made of lines."""
     table: dict[str, _LineField] = {}
     for name, field in record.model_fields.items():
         holds_all = get_origin(field.annotation) in (tuple, Sequence)
         for kind in get_args(field.annotation):
             if isinstance(kind, type) and issubclass(kind, RankLine):
-                table[name] = _LineField(kind, tuple if holds_all else _last)
+                table[name] = _LineField(kind, tuple if holds_all else _last_line)
         for annotation in field.metadata:
             if isinstance(annotation, IfThere):
                 table[name] = _LineField(annotation.kind, bool)
-            elif isinstance(annotation, PlainValidator):  # it makes the value, as `Steps.of` does
+            elif isinstance(annotation, PlainValidator):  # a function that makes the value of lines: `Steps.of`
                 value_of = cast("Callable[[list[RankLine]], object]", annotation.func)
                 table[name] = table[name]._replace(value_of=value_of)
     return table
@@ -124,7 +129,7 @@ def _without_lines(record: type[RankLines]) -> RankLines:
     return record.model_construct(**no_lines)
 
 
-def _last(lines: list[RankLine]) -> RankLine | None:
+def _last_line(lines: list[RankLine]) -> RankLine | None:
     return lines[-1] if lines else None
 
 
@@ -151,14 +156,14 @@ class _Parsers(NamedTuple):
 
 
 @cache
-def _parsers(record: type[RankLines]) -> _Parsers:
-    """Return the parsers of one line and of an array of lines of a table."""
+def _line_parsers(record: type[RankLines]) -> _Parsers:
+    """Return the parsers of one line and of an array of lines of a subclass of `RankLines`."""
     union: Any = Union[kinds_of(record)]  # noqa: UP007 - of a table
     line = Annotated[union, Field(discriminator="kind")]
     return _Parsers(TypeAdapter(line), TypeAdapter(list[line]))
 
 
-_MOST_NAMED = 1000
+_MOST_BROKEN_LINES_NAMED = 1000
 """Broken lines of a file that are named; the others are counted. The reason of one takes more room than the line."""
 _RANK_FILE = re.compile(r"rank-(\d{1,6})\.jsonl")
 Kinds = TypeVar("Kinds", bound=RankLines)
@@ -199,7 +204,15 @@ def parse_lines(
     refuse: Callable[[bytes, RankLine], object],
     **known: object,
 ) -> Kinds:
-    """Read lines with their numbers as `read_lines` does; `known` are fields that were read separately."""
+    """Read one rank's lines as `read_lines` does, from (number, text) of each.
+
+    Args:
+        path: the rank's file, whose name has its number.
+        numbered: the number of each line in the file, from 1, and its text with the line break.
+        record: the table of the kinds of lines.
+        refuse: raises ValueError for a line, as text and as parsed, that holds what this program never writes.
+        known: fields of the record that were read separately.
+    """
     lines: list[RankLine] = []
     broken: list[str] = []
     unnamed_count = 0
@@ -213,7 +226,7 @@ def parse_lines(
             refuse(raw, line)
             lines.append(line)
         except (RecursionError, ValueError) as error:
-            if len(broken) < _MOST_NAMED:
+            if len(broken) < _MOST_BROKEN_LINES_NAMED:
                 broken.append(f"{path.name}:{number}: {first_reason(error)}")
             else:
                 unnamed_count += 1
@@ -276,7 +289,7 @@ class Steps(Sequence[StepLine]):
 
     @classmethod
     def of(cls, lines: Iterable[StepLine | _Row]) -> Steps:
-        """Return the columns of `lines`, or `lines` itself where it is columns already.
+        """Return the steps that these lines record, as columns; `lines` itself where it is such columns already.
 
         Raises:
             ValueError: a count is beyond 63 bits.
@@ -300,9 +313,12 @@ class Steps(Sequence[StepLine]):
             ValueError: a count is beyond 63 bits.
         """
         remaining = iter(lines)
-        chunks = [cls.of(islice(remaining, _CHUNK_STEPS))]
-        while len(chunks[-1]) == _CHUNK_STEPS:
-            chunks.append(cls.of(islice(remaining, _CHUNK_STEPS)))
+        chunks: list[Steps] = []
+        is_exhausted = False
+        while not is_exhausted:
+            chunk = cls.of(islice(remaining, _CHUNK_STEPS))  # takes the next lines out of `remaining`
+            chunks.append(chunk)
+            is_exhausted = len(chunk) < _CHUNK_STEPS
         if len(chunks) == 1:
             return chunks[0]
         columns = {}
@@ -328,13 +344,13 @@ class Steps(Sequence[StepLine]):
     def __getitem__(self, index: int | slice) -> StepLine | Steps:
         if isinstance(index, slice):
             return self.at(index)
-        return self._line([column[index].item() for column in self.columns().values()])
+        return self._line_of_row([column[index].item() for column in self.columns().values()])
 
     def __iter__(self) -> Iterator[StepLine]:
-        return map(self._line, zip(*(column.tolist() for column in self.columns().values()), strict=True))
+        return map(self._line_of_row, zip(*(column.tolist() for column in self.columns().values()), strict=True))
 
     @staticmethod
-    def _line(row: Sequence[Any]) -> StepLine:
+    def _line_of_row(row: Sequence[Any]) -> StepLine:
         step, epoch, seconds, images, loss, warmup, window = row
         # The values were checked when they were read or made.
         return StepLine.model_construct(

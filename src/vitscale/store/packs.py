@@ -6,7 +6,7 @@ packs/NUMBER-DIGEST.parquet     a row per rank of a run (one row of a run withou
 packs/NUMBER-DIGEST.removing    while the packed files are being removed
 
 A run's own files are the truth until its pack lies on disk, was read back and says the same. Then they go: outcome.json
-first, so that a folder which has one has all that it tells. A pack is never written again; its name holds its digest.
+first, so that a folder with an outcome has all files of its run. A pack is never changed; its name has its digest.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ if TYPE_CHECKING:
 PACK_RUNS = 100
 """Runs per pack. Fewer stay as they are: a small study remains readable by eye."""
 RUN_FOLDER = re.compile(r"(?P<trial>[0-9a-f]{12})-r(?P<repeat>\d{1,6})-a(?P<attempt>\d{1,6})")
-_NAME = re.compile(r"(\d{6})-([0-9a-f]{16})\.parquet")
+_PACK_NAME = re.compile(r"(\d{6})-([0-9a-f]{16})\.parquet")
 _LINE_SEPARATOR = ",\n"
 """Separator of a rank's lines in a pack: no line of JSON holds a line break."""
-_MAYBE_UNWRITABLE = r"NaN|Infinity|[0-9]{19}|[:,\[] ?-?[0-9.]+[eE][+]?[0-9]{3}"
+_MAYBE_UNWRITABLE_NUMBER = r"NaN|Infinity|[0-9]{19}|[:,\[] ?-?[0-9.]+[eE][+]?[0-9]{3}"
 """Text without any match holds only numbers that `refuse_unwritable_numbers` lets pass."""
-_RUN_TEXTS = ("header", "trial", "outcome")
+_RUN_COLUMNS = ("header", "trial", "outcome")
 """Columns that a run's first row has alone; each holds a JSON value."""
-_TEXTS = (*_RUN_TEXTS, "lines")
+_TEXT_COLUMNS = (*_RUN_COLUMNS, "lines")
 _TRIAL = TypeAdapter(Trial)
 
 
 def pack_files(results: Path) -> list[Path]:
     """Return the packs of a results folder, in the order they were written."""
     try:
-        return sorted(path for path in (results / "packs").iterdir() if _NAME.fullmatch(path.name))
+        return sorted(path for path in (results / "packs").iterdir() if _PACK_NAME.fullmatch(path.name))
     except OSError:
         return []
 
@@ -63,7 +63,7 @@ def pack_files(results: Path) -> list[Path]:
 def is_pack_file(name: str) -> bool:
     """Whether a path below a results folder is that of a pack: "packs/000002-0123456789abcdef.parquet"."""
     folder, _, file = name.partition("/")
-    return folder == "packs" and _NAME.fullmatch(file) is not None
+    return folder == "packs" and _PACK_NAME.fullmatch(file) is not None
 
 
 def read_outcomes(path: Path) -> dict[str, Outcome]:
@@ -72,10 +72,10 @@ def read_outcomes(path: Path) -> dict[str, Outcome]:
     Raises:
         StoreError: it cannot be read.
     """
-    frame = _frame(path, ["folder", "outcome"])
+    frame = _read_frame(path, ["folder", "outcome"])
     rows = zip(frame["folder"].to_list(), frame["outcome"].to_list(), strict=True)
     with _PackErrors(path):
-        return {folder: _outcome(text, path) for folder, text in rows if text is not None}
+        return {folder: _parse_outcome(text, path) for folder, text in rows if text is not None}
 
 
 def read_pack(path: Path) -> dict[str, Run]:
@@ -84,45 +84,45 @@ def read_pack(path: Path) -> dict[str, Run]:
     Raises:
         StoreError: it is damaged, or no file of this program's.
     """
-    (runs,) = read_each([path])
+    (runs,) = read_packs([path])
     if isinstance(runs, StoreError):
         raise runs
     return runs
 
 
-def read_each(paths: Sequence[Path], only: Collection[str] | None = None) -> Iterator[dict[str, Run] | StoreError]:
+def read_packs(paths: Sequence[Path], only: Collection[str] | None = None) -> Iterator[dict[str, Run] | StoreError]:
     """Yield for each pack its runs by folder, or why it cannot be read.
 
     While the records of one pack are made, the next one is decoded; no more than these two are in memory.
 
     Args:
         paths: the packs.
-        only: the folders whose runs are wanted; None: all.
+        only: names of the run folders whose runs are read; None: all.
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(max_workers=1) as decoding:
-        decoded_packs = deque(decoding.submit(_decoded, path, only) for path in paths[:1])
-        for number, path in enumerate(paths, start=1):
-            if number < len(paths):
-                decoded_packs.append(decoding.submit(_decoded, paths[number], only))
+    with ThreadPoolExecutor(max_workers=1) as decoder:
+        being_decoded = deque(decoder.submit(_decode, path, only) for path in paths[:1])
+        for next_index, path in enumerate(paths, start=1):
+            if next_index < len(paths):
+                being_decoded.append(decoder.submit(_decode, paths[next_index], only))
             try:
                 with _PackErrors(path):
-                    runs = dict(_runs(path, decoded_packs.popleft().result()))
+                    runs = dict(_runs_in(path, being_decoded.popleft().result()))
             except StoreError as error:
                 yield error
             else:
                 yield runs
 
 
-def undecodable(results: Path) -> str | None:
+def undecodable_pack(results: Path) -> str | None:
     """Return the name of the first pack of a folder whose content ends the process that decodes it.
 
     Return None where there is no such pack.
     """
     for path in pack_files(results):
         try:
-            decoded(path, [*_schema()], whole=True)
+            decoded(path, [*_column_types()], whole=True)
         except DecoderEndedError:
             return path.name
         except ParquetError:
@@ -138,13 +138,13 @@ class _DecodedPack(NamedTuple):
     """Whether its lines may hold a number that vitscale does not write; where False they hold none."""
 
 
-def _decoded(path: Path, only: Collection[str] | None) -> _DecodedPack:
+def _decode(path: Path, only: Collection[str] | None) -> _DecodedPack:
     """Decode a pack, and keep the rows of the folders in `only` (None: all).
 
     Raises:
         StoreError: it cannot be read.
     """
-    frame = _frame(path)
+    frame = _read_frame(path)
     with _PackErrors(path):
         if only is not None:
             are_wanted = [folder in only for folder in frame["folder"].to_list()]
@@ -153,11 +153,11 @@ def _decoded(path: Path, only: Collection[str] | None) -> _DecodedPack:
 
 
 def _may_have_unwritable_numbers(frame: pl.DataFrame) -> bool:
-    return bool(frame["lines"].str.contains(_MAYBE_UNWRITABLE).any())
+    return bool(frame["lines"].str.contains(_MAYBE_UNWRITABLE_NUMBER).any())
 
 
-def _runs(path: Path, pack: _DecodedPack) -> Iterator[tuple[str, Run]]:
-    """Yield folder and run for each run of a pack.
+def _runs_in(path: Path, pack: _DecodedPack) -> Iterator[tuple[str, Run]]:
+    """Yield (folder, run) for each run of a pack, whose ranks are neighbouring rows.
 
     Raises:
         StoreError: a record is of a format that is not read.
@@ -168,12 +168,13 @@ def _runs(path: Path, pack: _DecodedPack) -> Iterator[tuple[str, Run]]:
     columns = [frame[name].to_list() for name in _RunRow._fields]
     rows = itertools.starmap(_RunRow, zip(*columns, strict=True))
     for folder, rows_of_run in itertools.groupby(rows, key=lambda row: row.folder):
-        first, *further_rows = rows_of_run
-        if first.header is None or first.trial is None or first.outcome is None:
+        first_row, *further_rows = rows_of_run
+        if first_row.header is None or first_row.trial is None or first_row.outcome is None:
             raise ValueError(f"{folder} has no header")
-        ranks = tuple(next(records) for row in (first, *further_rows) if row.rank is not None)
-        header = _header(first.header, first.trial, path)
-        yield folder, Run(header=header, outcome=_outcome(first.outcome, path), ranks=ranks)
+        # `records` has one for each row with a rank, in the order of rows.
+        ranks = tuple(next(records) for row in (first_row, *further_rows) if row.rank is not None)
+        header = _parse_header(first_row.header, first_row.trial, path)
+        yield folder, Run(header=header, outcome=_parse_outcome(first_row.outcome, path), ranks=ranks)
 
 
 class _RunRow(NamedTuple):
@@ -227,18 +228,23 @@ class _RankRow(NamedTuple):
         return self.other_lines.count(_LINE_SEPARATOR) + 1 if self.other_lines else 0
 
 
+def _rank_rows(frame: pl.DataFrame, steps_by_row: Sequence[Steps]) -> list[_RankRow]:
+    """Return the rows of a pack that have a rank."""
+    rows: list[_RankRow] = []
+    for rank, lines, steps in zip(frame["rank"].to_list(), frame["lines"].to_list(), steps_by_row, strict=True):
+        if rank is not None:
+            first_line, _, other_lines = (lines or "").partition(_LINE_SEPARATOR)
+            rows.append(_RankRow(rank, first_line, other_lines, steps))
+    return rows
+
+
 def _rank_records(pack: _DecodedPack, steps_by_row: Sequence[Steps]) -> Iterator[RankRecord]:
     """Yield the record of each row with a rank.
 
     Raises:
         ValueError: a line is none of a rank's, or holds a number that vitscale does not write.
     """
-    rows: list[_RankRow] = []
-    columns = (pack.frame["rank"].to_list(), pack.frame["lines"].to_list(), steps_by_row)
-    for rank, lines, steps in zip(*columns, strict=True):
-        if rank is not None:
-            first_line, _, other_lines = (lines or "").partition(_LINE_SEPARATOR)
-            rows.append(_RankRow(rank, first_line, other_lines, steps))
+    rows = _rank_rows(pack.frame, steps_by_row)
     # All lines of the pack are parsed at once: a call for each row takes longer.
     joined_lines = ",".join(row.other_lines for row in rows if row.other_lines)
     parsed_lines = RankRecord.parse_all(f"[{joined_lines}]".encode())
@@ -270,7 +276,7 @@ def _refuse_unwritable_columns(columns: Mapping[str, np.ndarray[Any, Any]]) -> N
         raise ValueError("a window is none of vitscale's")
 
 
-def _header(text: str, trial: str, path: Path) -> RunHeader:
+def _parse_header(text: str, trial: str, path: Path) -> RunHeader:
     """Return the header of a run in the pack `path`.
 
     Raises:
@@ -279,22 +285,27 @@ def _header(text: str, trial: str, path: Path) -> RunHeader:
     """
     content = json.loads(text)
     refuse_unreadable(content, READABLE_RECORDS, f"a run in packs/{path.name}")
-    return RunHeader.model_validate({**content, "trial": _trial(trial)})
+    return RunHeader.model_validate({**content, "trial": _parse_trial(trial)})
 
 
-def _outcome(text: str, path: Path) -> Outcome:
-    """Return the outcome of a run in the pack `path`; raises as `_header`."""
+def _parse_outcome(text: str, path: Path) -> Outcome:
+    """Return the outcome of a run in the pack `path`; raises as `_parse_header`."""
     refuse_unreadable(json.loads(text), READABLE_RECORDS, f"a run in packs/{path.name}")
     return Outcome.model_validate_json(text)
 
 
 @cache
-def _trial(text: str) -> Trial:
+def _parse_trial(text: str) -> Trial:
+    """Return the trial with this JSON; cached, since all runs of a trial have the same text."""
     return _TRIAL.validate_json(text)
 
 
 def pack_runs(results: Path, runs: Mapping[str, Run]) -> Path:
-    """Pack finished runs by folder, and remove their own files once the pack, read back, says the same.
+    """Pack finished runs, and remove their own files once the pack, read back, says the same.
+
+    Args:
+        results: the results folder.
+        runs: name of the run's folder -> the run, as read from that folder.
 
     Returns:
         The pack.
@@ -308,7 +319,7 @@ def pack_runs(results: Path, runs: Mapping[str, Run]) -> Path:
     for left_over in folder.glob(".*"):
         left_over.unlink()
     content = _pack_content(results, runs)
-    last_number = max((_number(path) for path in pack_files(results)), default=0)
+    last_number = max((_pack_number(path) for path in pack_files(results)), default=0)
     path = folder / f"{last_number + 1:06}-{content_digest(content)}.parquet"
     draft = folder / f".{path.name}"
     write_record(draft, content)
@@ -319,7 +330,7 @@ def pack_runs(results: Path, runs: Mapping[str, Run]) -> Path:
     write_record(marker, "")
     draft.replace(path)
     sync_folder(folder)
-    _remove(results, runs)
+    _remove_packed_files(results, runs)
     marker.unlink()
     return path
 
@@ -329,26 +340,26 @@ def _pack_content(results: Path, runs: Mapping[str, Run]) -> bytes:
     import polars as pl
 
     memory = io.BytesIO()
-    frame = pl.DataFrame(list(_rows(results, runs)), schema=_schema(), orient="row")
+    frame = pl.DataFrame(list(_pack_rows(results, runs)), schema=_column_types(), orient="row")
     frame.write_parquet(memory, compression="zstd")
     return memory.getvalue()
 
 
 def _holds_runs(draft: Path, runs: Mapping[str, Run]) -> bool:
     """Whether a pack that was just written holds exactly these runs."""
-    is_same = _read_own(draft) == runs
+    is_same = _read_back(draft) == runs
     # A driver packs as long as its study lasts: what was parsed only for this check is not needed again.
     _parse_first_line.cache_clear()
-    _trial.cache_clear()
+    _parse_trial.cache_clear()
     return is_same
 
 
-def _number(pack: Path) -> int:
+def _pack_number(pack: Path) -> int:
     """Return the number in a pack's name: 2 for "000002-0123456789abcdef.parquet"."""
     return int(pack.name.partition("-")[0])
 
 
-def _read_own(path: Path) -> dict[str, Run]:
+def _read_back(path: Path) -> dict[str, Run]:
     """Read a pack back that this process has just written, and so may decode by itself.
 
     Raises:
@@ -360,8 +371,8 @@ def _read_own(path: Path) -> dict[str, Run]:
         data = path.read_bytes()
         if content_digest(data) not in path.name:
             raise ValueError("it is damaged: its content has another digest than its name")
-        frame = pl.read_parquet(io.BytesIO(data), columns=[*_schema()])
-        return dict(_runs(path, _DecodedPack(frame, _may_have_unwritable_numbers(frame))))
+        frame = pl.read_parquet(io.BytesIO(data), columns=[*_column_types()])
+        return dict(_runs_in(path, _DecodedPack(frame, _may_have_unwritable_numbers(frame))))
 
 
 class PackContent(NamedTuple):
@@ -387,17 +398,17 @@ def rewritten(path: Path, change: Callable[[str], str]) -> PackContent:
     def change_lines(lines: str) -> str:
         return _LINE_SEPARATOR.join(change(line) for line in lines.split(_LINE_SEPARATOR))
 
-    frame = _frame(path)
+    frame = _read_frame(path)
     with _PackErrors(path):
         columns = []
-        for name in _TEXTS:
+        for name in _TEXT_COLUMNS:
             change_text = change_lines if name == "lines" else change
             texts = [None if text is None else change_text(text) for text in frame[name]]
             columns.append(pl.Series(name, texts, dtype=pl.String))
         memory = io.BytesIO()
         frame.with_columns(columns).write_parquet(memory, compression="zstd")
         content = memory.getvalue()
-        return PackContent(f"{_number(path):06}-{content_digest(content)}.parquet", content)
+        return PackContent(f"{_pack_number(path):06}-{content_digest(content)}.parquet", content)
 
 
 def finish_removing(results: Path) -> None:
@@ -405,12 +416,15 @@ def finish_removing(results: Path) -> None:
     for marker in (results / "packs").glob("*.removing"):
         pack = marker.with_suffix(".parquet")
         if pack.exists():
-            _remove(results, read_pack(pack))
+            _remove_packed_files(results, read_pack(pack))
         marker.unlink()
 
 
-def _remove(results: Path, folders: Iterable[str]) -> None:
-    """Remove the files of packed runs, the outcome first; a log stays, and so do folders that are links."""
+def _remove_packed_files(results: Path, folders: Iterable[str]) -> None:
+    """Remove the files of packed runs from these folders of `runs/`, the outcome first.
+
+    Logs stay, and so does all in a folder that is a link.
+    """
     for name in folders:
         folder = results / "runs" / name
         if folder.is_symlink():
@@ -420,8 +434,8 @@ def _remove(results: Path, folders: Iterable[str]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _rows(results: Path, runs: Mapping[str, Run]) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a pack with these runs by folder, each in the order of `_schema`."""
+def _pack_rows(results: Path, runs: Mapping[str, Run]) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a pack with these runs by folder, each in the order of `_column_types`."""
     for folder, run in runs.items():
         header = json.loads(run.header.model_dump_json())
         trial = run.header.trial.model_dump_json()
@@ -430,9 +444,9 @@ def _rows(results: Path, runs: Mapping[str, Run]) -> Iterator[tuple[Any, ...]]:
         if not run.ranks:
             yield folder, None, *run_texts, None, *_step_lists(Steps.of(()))
         for record in run.ranks:
-            lines = _other_lines(results / "runs" / folder / f"rank-{record.rank}.jsonl")
+            lines = _read_other_lines(results / "runs" / folder / f"rank-{record.rank}.jsonl")
             yield folder, record.rank, *run_texts, lines, *_step_lists(Steps.of(record.steps))
-            run_texts = (None,) * len(run_texts)  # the run's first row alone has them
+            run_texts = (None, None, None)  # the run's first row alone has them
 
 
 def _step_lists(steps: Steps) -> list[list[Any]]:
@@ -442,7 +456,7 @@ def _step_lists(steps: Steps) -> list[list[Any]]:
     return list(columns.values())
 
 
-def _other_lines(path: Path) -> str:
+def _read_other_lines(path: Path) -> str:
     """Return a rank's lines as it wrote them, without those of steps and empty ones."""
     with open_regular(path) as file:
         lines = [raw.decode().strip() for raw in file if not _is_step(raw)]
@@ -455,26 +469,28 @@ def _is_step(raw: bytes) -> bool:
 
 
 @cache
-def _schema() -> Mapping[str, Any]:
+def _column_types() -> Mapping[str, Any]:
+    """Return column of a pack -> its type in polars, in the order of the columns."""
     import polars as pl
 
     types = {np.int64: pl.Int64, np.float64: pl.Float64, np.bool_: pl.Boolean, np.uint8: pl.UInt8}
     lists = {name: pl.List(types[kind]) for name, kind in COLUMNS.items()}
-    return {"folder": pl.String, "rank": pl.Int64, **dict.fromkeys(_TEXTS, pl.String), **lists}
+    return {"folder": pl.String, "rank": pl.Int64, **dict.fromkeys(_TEXT_COLUMNS, pl.String), **lists}
 
 
-def _frame(path: Path, columns: Sequence[str] | None = None) -> pl.DataFrame:
+def _read_frame(path: Path, columns: Sequence[str] | None = None) -> pl.DataFrame:
     """Read a whole pack and check its digest, or read only some columns of it.
 
     Raises:
         StoreError: it is damaged, or is no pack.
     """
-    names = [*(columns or _schema())]
+    names = [*(columns or _column_types())]
     with _PackErrors(path):
         frame, digest = decoded(path, names, whole=columns is None)
         if digest not in path.name:
             raise ValueError("it is damaged: its content has another digest than its name")
-        if dict(frame.schema) != {name: _schema()[name] for name in names}:
+        expected_types = {name: _column_types()[name] for name in names}
+        if dict(frame.schema) != expected_types:
             raise ValueError("its columns are not those of a pack")
         for folder in frame["folder"].unique().to_list():
             # Names become paths, below which files are removed.

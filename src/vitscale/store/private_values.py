@@ -33,7 +33,7 @@ def is_private(name: str, value: str) -> bool:
 
 
 def launch_variables(study: StudyRecord) -> dict[str, str]:
-    """Return the variables of [launch.environment], as the study's text sets them, and the command line over it."""
+    """Return the variables of a study's [launch.environment]; what the command line sets replaces the file's."""
     variables: dict[str, str] = {}
     for table in study_tables(study.text, study.overrides):
         launch = table.get("launch")
@@ -45,14 +45,17 @@ def launch_variables(study: StudyRecord) -> dict[str, str]:
 
 def study_tables(text: str, overrides: tuple[str, ...] = ()) -> Iterator[Mapping[str, Any]]:
     """Yield a study's text, and each KEY=VALUE of the command line, as TOML tables; skip what is no TOML."""
-    for toml in (text, *map(_override, overrides)):
+    for toml in (text, *map(_override_as_toml, overrides)):
         if not has_long_keys(toml):
             with suppress(tomllib.TOMLDecodeError, RecursionError):
                 yield tomllib.loads(toml)
 
 
-def _override(word: str) -> str:
-    """Return a KEY=VALUE word as a line of TOML: its value as it is where that is TOML, else as a string."""
+def _override_as_toml(word: str) -> str:
+    """Return a word of the command line as a line of TOML, whose value is a string unless it is TOML as it stands.
+
+    Examples: "a.b=16" becomes `a.b = 16`, and "a.b=ib0,ib1" becomes `a.b = "ib0,ib1"`.
+    """
     key, _, value = word.partition("=")
     try:
         tomllib.loads(f"value = {value}")

@@ -27,9 +27,9 @@ from vitscale.store.packs import (
     is_pack_file,
     pack_files,
     pack_runs,
-    read_each,
     read_outcomes,
     read_pack,
+    read_packs,
 )
 from vitscale.store.records import READABLE_RECORDS, RankRecord, StepLine
 from vitscale.store.results import LaterRank, Outcome, Results, Run, RunHeader, StudyRecord
@@ -39,8 +39,8 @@ RESTORE_PACK = "put the file back from a copy, or delete it, and `vitscale run` 
 RESTORE_RUN = "put the file back from a copy, or delete its run's folder, and `vitscale run` does the run again"
 RESTORE_IMPORT = "put the file back from a copy, or import again into a new folder"
 RESTORE_BUNDLE = "ask for a bundle of whole results, for this one was made without them"
-_LONGEST_REASON = 300
-"""Letters of a reason that a bundle, which may be anybody's, gives."""
+_MOST_LETTERS_OF_REASON = 300
+"""Letters that are shown of a reason in a bundle's manifest, which anybody may have written."""
 
 
 class RunKey(NamedTuple):
@@ -150,19 +150,19 @@ def read_rank(path: Path) -> RankRecord:
     line of the file is parsed by itself.
     """
     step_lines = bytearray()
-    unusual_steps = []
+    unusual_steps = []  # steps whose lines do not begin as a rank begins them
 
-    def refuse(_raw: bytes, line: lines.RankLine) -> None:
+    def refuse_and_note_unusual(_raw: bytes, line: lines.RankLine) -> None:
         lines.refuse_unwritable_numbers(line)
         if isinstance(line, StepLine):
             unusual_steps.append(line)
 
     with open_regular(path) as file:
-        record = lines.parse_lines(path, _without_steps(file, step_lines), RankRecord, refuse)
-    columns = lines.parse_steps(bytes(step_lines))
-    if columns is not None and not unusual_steps:
-        record = record.model_copy(update={"steps": columns})
-    else:  # to name a broken line by its number, and keep the order of all
+        record = lines.parse_lines(path, _without_steps(file, step_lines), RankRecord, refuse_and_note_unusual)
+    steps = lines.parse_steps(bytes(step_lines))
+    if steps is not None and not unusual_steps:
+        record = record.model_copy(update={"steps": steps})
+    else:  # line by line, to name a broken one by its number, and to keep the order of all
         record = lines.read_lines(path, RankRecord, lambda _, line: lines.refuse_unwritable_numbers(line))
     if not record.broken:
         return record
@@ -229,15 +229,15 @@ class RunIndex:
         folders = _names_in(results / "runs")
         # First the packs: the folders of packed runs need not be looked into.
         self._read_new_packs()
-        unread_outcomes = self._read_unpacked(folders)
-        # Somebody has deleted the folders of these packed runs: they are left out, and their numbers stay used.
-        deleted = self.packs.keys() - folders
+        unread_outcomes = self._read_unpacked_outcomes(folders)
+        deleted = self.packs.keys() - folders  # a user who deletes a packed run's folder wants the run done again
         attempts = self._attempts_by_run(folders, deleted)
-        self.attempts = {run: max(attempt.number for attempt in attempts[run]) for run in attempts}
+        self.attempts = {}
         self.finished = {}
         self.earlier = {}
-        for run in attempts:
-            self._add_ended(run, attempts[run])
+        for run, attempts_at_run in attempts.items():
+            self.attempts[run] = max(attempt.number for attempt in attempts_at_run)
+            self._add_ended(run, attempts_at_run)
         self._report_unread_outcomes(unread_outcomes)
 
     def _read_new_packs(self) -> None:
@@ -259,7 +259,7 @@ class RunIndex:
             for name in outcomes:
                 self.unpacked.pop(name, None)
 
-    def _read_unpacked(self, folders: Iterable[str]) -> dict[str, Unread]:
+    def _read_unpacked_outcomes(self, folders: Iterable[str]) -> dict[str, Unread]:
         """Fill `unpacked` with the outcomes of the runs that no pack holds; return those that cannot be read."""
         unread_outcomes: dict[str, Unread] = {}
         for name in folders:
@@ -278,11 +278,12 @@ class RunIndex:
         return unread_outcomes
 
     def _attempts_by_run(self, folders: Iterable[str], deleted: Collection[str]) -> dict[RunKey, list[_Attempt]]:
-        """Return all attempts at each run; name the folders in `problems` that are no run's.
+        """Return all attempts at each run, in no order; name the folders in `problems` that are no run's.
 
         Args:
-            folders: the folders in `runs/`.
-            deleted: those of packed runs that are no longer there.
+            folders: names of the folders in `runs/`.
+            deleted: names of packed runs whose folders are no longer there. These attempts get no outcome, so that the
+                runs count as not done; their numbers stay used.
         """
         attempts: dict[RunKey, list[_Attempt]] = {}
         for name in (*folders, *deleted):
@@ -290,11 +291,15 @@ class RunIndex:
             if parsed is None:
                 self.problems.append(f"runs/{name} is no run of vitscale: left out")
                 continue
-            outcome: Outcome | None = None
-            if name not in deleted:
-                outcome = self._packed_outcomes.get(name) or self.unpacked.get(name)
+            outcome = None if name in deleted else self._outcome_of(name)
             attempts.setdefault(parsed.key, []).append(_Attempt(parsed.attempt, name, outcome))
         return attempts
+
+    def _outcome_of(self, name: str) -> Outcome | None:
+        """Return the outcome of the run in folder `name`, from its pack or from the folder; None where it has none."""
+        if name in self._packed_outcomes:
+            return self._packed_outcomes[name]
+        return self.unpacked.get(name)
 
     def _add_ended(self, run: RunKey, attempts: Iterable[_Attempt]) -> None:
         """Put the attempts at a run that have an outcome into `finished`, the last one, and `earlier`, the others."""
@@ -316,7 +321,10 @@ class RunIndex:
                 self.unread.append(unread)
 
     def pack_of(self, name: str) -> Path | None:
-        """Return the pack that holds a run, even if packed since; None where its folder still has its files."""
+        """Return the pack that holds the run in folder `name`; None where the folder still has the run's files.
+
+        Another process may pack runs meanwhile: where the folder has lost its files, new packs are read first.
+        """
         if name not in self.packs and not (self._results / "runs" / name / "outcome.json").exists():
             self._read_new_packs()
         return self.packs.get(name)
@@ -364,8 +372,8 @@ def load(
 
     Args:
         results: the folder, or a bundle of it.
-        only: the trials whose runs are wanted; None: all.
-        known: runs by their folders that were read before, and are not read again.
+        only: ids of the trials whose runs are read; None: all.
+        known: name of a run's folder -> the run, for runs that were read before. They are not read again.
 
     Raises:
         StoreError: the folder does not exist, cannot be read or holds no study.
@@ -373,8 +381,8 @@ def load(
     folder = folder_of(results)
     study = read_study(folder)
     if study is None:
-        what = f"{shown(str(results))} holds no results of vitscale (study.json is missing)"
-        raise StoreError(what, next_step="Give the folder that `vitscale run STUDY.toml -o FOLDER` wrote to")
+        message = f"{shown(str(results))} holds no results of vitscale (study.json is missing)"
+        raise StoreError(message, next_step="Give the folder that `vitscale run STUDY.toml -o FOLDER` wrote to")
     return _Loading(folder, study, only, known).results()
 
 
@@ -398,9 +406,9 @@ class _Loading:
         """Read all runs that are wanted."""
         if self._study.imported is not None:
             self._problems += self._study.imported.problems
-        names = self._read_unpacked()
-        self._read_packed(names)
-        self._drop_runs_of_others(names)
+        names = self._read_unpacked_runs()
+        self._read_packed_runs(names)
+        self._drop_runs_of_other_headers(names)
         self._report_attempts()
         runs = tuple(self._runs[name] for name in names if name in self._runs)
         unread = tuple(self._with_remedy(item) for item in self._unread)
@@ -415,10 +423,11 @@ class _Loading:
     def _is_wanted(self, trial_id: str) -> bool:
         return self._only is None or trial_id in self._only
 
-    def _read_unpacked(self) -> list[str]:
+    def _read_unpacked_runs(self) -> list[str]:
         """Read the wanted runs that no pack holds; return the folders of all wanted runs, packed ones too."""
         names = []
-        for key, ended in sorted(self._index.finished.items(), key=lambda item: item[0]):
+        for key in sorted(self._index.finished):
+            ended = self._index.finished[key]
             name = ended.folder
             if key.trial_id not in self._study.trials:  # asked before `only`, which names trials of the study alone
                 self._problems.append(f"runs/{name} belongs to an earlier form of this study: left out")
@@ -444,6 +453,7 @@ class _Loading:
             self._runs[name] = run
 
     def _report_broken_lines(self, name: str, run: Run) -> None:
+        """Name the run's broken lines in `problems`, and those of a completed run in `unread` too."""
         broken: list[str] = []
         for record in run.ranks:
             broken += record.broken
@@ -452,12 +462,12 @@ class _Loading:
         if broken and run.outcome.kind == "completed":
             self._unread.append(Unread(f"runs/{name}", f"runs/{broken[0]}", RESTORE_RUN))
 
-    def _read_packed(self, names: Sequence[str]) -> None:
+    def _read_packed_runs(self, names: Sequence[str]) -> None:
         """Read the runs from packs that are not read yet. Args: names: the folders of all runs that are wanted."""
-        missing = [name for name in names if name not in self._runs]
-        packs = sorted({self._index.packs[name] for name in missing if name in self._index.packs})
+        not_read = [name for name in names if name not in self._runs]
+        packs = sorted({self._index.packs[name] for name in not_read if name in self._index.packs})
         wanted = frozenset(names)
-        for pack, content in zip(packs, read_each(packs, wanted), strict=True):
+        for pack, content in zip(packs, read_packs(packs, wanted), strict=True):
             if isinstance(content, StoreError):
                 unread = _unread_pack(pack, content)
                 self._unread.append(unread)
@@ -467,7 +477,7 @@ class _Loading:
                 if name in wanted and name not in self._runs:
                     self._runs[name] = run
 
-    def _drop_runs_of_others(self, names: Sequence[str]) -> None:
+    def _drop_runs_of_other_headers(self, names: Sequence[str]) -> None:
         """Leave out runs whose header is not that of the run that their folder is named after."""
         for name in names:
             run = self._runs.get(name)
@@ -518,30 +528,33 @@ def _left_out_of_bundle(results: Path) -> list[Unread]:
     left_out = manifest.get("left_out") if isinstance(manifest, dict) else None
     if not isinstance(left_out, dict):
         return []
-    return [
-        Unread(file, printable(str(reason))[:_LONGEST_REASON], RESTORE_BUNDLE)
-        for file, reason in left_out.items()
-        if is_pack_file(file) and not (results / file).exists()
-    ]
+    unread = []
+    for file, reason in left_out.items():
+        is_missing_pack = is_pack_file(file) and not (results / file).exists()
+        if is_missing_pack:
+            unread.append(Unread(file, printable(str(reason))[:_MOST_LETTERS_OF_REASON], RESTORE_BUNDLE))
+    return unread
 
 
 def without_lines(results: Path, run: Run) -> Run:
     """Return the run without its ranks' lines, which are read again from the folder `results` when they are used."""
-    read = partial(_ranks_again, results, run.header.folder)
-    ranks = tuple(LaterRank.without_lines(rank, read) for rank in run.ranks)
+    read_again = partial(_read_ranks_again, results, run.header.folder)
+    ranks = tuple(LaterRank.without_lines(rank, read_again) for rank in run.ranks)
     return Run.model_construct(header=run.header, outcome=run.outcome, ranks=ranks)
 
 
-def _ranks_again(results: Path, folder: str) -> Sequence[RankRecord]:
+def _read_ranks_again(results: Path, folder: str) -> Sequence[RankRecord]:
     """Read the ranks of a run from its folder, or from its pack where it is packed by now."""
-    pack = _index_again(results).pack_of(folder)
+    pack = _cached_index(results).pack_of(folder)
     if pack is None:
         return read_ranks(results / "runs" / folder)
-    return _pack_again(pack)[folder].ranks
+    return _cached_pack(pack)[folder].ranks
 
 
-_index_again = lru_cache(maxsize=1)(RunIndex)
-_pack_again = lru_cache(maxsize=1)(read_pack)
+_cached_index = lru_cache(maxsize=1)(RunIndex)
+"""The index of the folder that was asked for last."""
+_cached_pack = lru_cache(maxsize=1)(read_pack)
+"""The runs of the pack that was asked for last."""
 
 
 def pack_finished(results: Path) -> None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic.json_schema import models_json_schema
 
@@ -27,12 +27,12 @@ from vitscale.store.lines import WINDOWS, kinds_of
 from vitscale.store.private_values import is_private, launch_variables, study_tables
 from vitscale.store.records import RankRecord, StepLine
 from vitscale.store.results import Outcome, RunHeader, StudyRecord
-from vitscale.store.secret_forms import FORMS, is_secret_of, secret_span, secrets_in, secrets_of
+from vitscale.store.secret_forms import FORMS, is_secret_argument, secret_span, secrets_in_json, secrets_in_text
 from vitscale.trial.model_spec import NAMED_MODELS
 
-_PART = r"(?:\\ |\\(?! )|[^\s/:\"',;()\[\]\\])"
+_LETTER_OF_FOLDER = r"(?:\\ |\\(?! )|[^\s/:\"',;()\[\]\\])"
 """A letter of a folder's name, or a blank as shells escape it."""
-_NO_NAME = r"[.~|<>]|&&|->|--?[A-Za-z]|\d+/\d+(?![\w/-])|\w+/s(?=[.,;:)]?(?:\s|$))|(?:and/or|w/o)(?![\w/-])"
+_NOT_A_NAME = r"[.~|<>]|&&|->|--?[A-Za-z]|\d+/\d+(?![\w/-])|\w+/s(?=[.,;:)]?(?:\s|$))|(?:and/or|w/o)(?![\w/-])"
 """How another path, a shell's sign, an option, "1/2", "images/s" and "and/or" begin."""
 _DOMAINS = (
     "com org net edu gov mil int local internal lan corp intranet localdomain cluster hpc cloud "
@@ -62,11 +62,12 @@ _PATTERNS = (
         ),
     ),
     # Nothing tells where a path with blanks ends: it goes on up to the last slash inside a word, up to three words on,
-    # but not into what is no name (`_NO_NAME`).
+    # but not into what is no name (`_NOT_A_NAME`).
     (
         "PATH",
         re.compile(
-            rf"(?<![\w.])(?:~[\w-]*|\.{{1,2}})?(?:/{_PART}+)+/?(?:(?: (?!{_NO_NAME}){_PART}+){{1,3}}(?:/{_PART}+)+/?)*"
+            rf"(?<![\w.])(?:~[\w-]*|\.{{1,2}})?(?:/{_LETTER_OF_FOLDER}+)+/?"
+            rf"(?:(?: (?!{_NOT_A_NAME}){_LETTER_OF_FOLDER}+){{1,3}}(?:/{_LETTER_OF_FOLDER}+)+/?)*"
         ),
     ),
 )
@@ -85,6 +86,10 @@ _QUOTED_PATH = re.compile(r'"((?:~[\w-]*|\.{1,2})?/[^"\\\n:]{1,4096})"')
 _HOME = re.compile(r"/(?:home|Users)/([\w.-]+)")
 
 
+NameKind = Literal["USER", "host"]
+"""Whether a learnt name is a user's or a host's: also the word before the number of its stand-in."""
+
+
 class Redactor:
     """Redacts texts and JSON values; a value has the same stand-in in all that one redactor writes.
 
@@ -93,17 +98,29 @@ class Redactor:
     """
 
     def __init__(self) -> None:
-        self._kind_by_name: dict[str, str] = {}
-        """Names to take out, in small letters, and their kind: USER or host."""
-        self._stand_ins: dict[str, str] = {}
-        """Stand-in by the text that it stands for, whatever that was recognised by when it was first seen."""
-        self._counts: dict[str, int] = {}
-        """Number of stand-ins by kind."""
-        self._spaced_paths: dict[str, None] = {}
-        """Paths with blanks in them: in other texts nothing shows where they end."""
+        """Learns this process's user, and the values of its variables with a secret's name."""
+        # Learnt values.
+        self._kind_by_name: dict[str, NameKind] = {}
+        """Name of a user or a host, in small letters -> its kind."""
         self._name_pattern: re.Pattern[str] | None = None
-        """Finds all of `_kind_by_name`; None after a new name, until it is next searched for."""
+        """Finds all names in `_kind_by_name`. Compiled by `_without_names` when it is needed; `learn` sets None."""
+        self._spaced_paths: dict[str, None] = {}
+        """Paths with blanks in them, as an ordered set: in other texts nothing shows where they end."""
         self._secrets = _no_secrets_yet()
+
+        # Stand-ins that have been given.
+        self._stand_ins: dict[str, str] = {}
+        """Text that was taken out -> its stand-in: {"alice": "USER-0", "/data/faces": "PATH-0"}.
+
+        The text alone is the key: if it is found again as something of another kind, it keeps its first stand-in.
+        """
+        self._counts: dict[str, int] = {}
+        """Kind -> number of stand-ins of that kind."""
+
+        self._learn_this_process()
+
+    def _learn_this_process(self) -> None:
+        """Learn the user of this process, and the values of variables with a secret's name."""
         with suppress(KeyError, OSError):  # no such user, no home
             self.learn("USER", (getpass.getuser(),))
         with suppress(RuntimeError):
@@ -112,11 +129,12 @@ class Redactor:
             if is_secret_name(name):
                 self._secrets.add(value)
 
-    def learn(self, kind: str, names: Iterable[str]) -> None:
+    def learn(self, kind: NameKind, names: Iterable[str]) -> None:
         """Take out these names from now on.
 
         Args:
-            kind: "USER" or "host". A host is learnt without its domain, unless it is an IP address.
+            kind: whether they are names of users or of hosts. A host is learnt without its domain, unless it is an IP
+                address.
             names: names as they were recorded; those of one letter are left out.
         """
         for name in names:
@@ -165,12 +183,12 @@ class Redactor:
         self._learn_text(text)
 
     def _learn_text(self, text: str) -> None:
-        for secret in secrets_in(text):
+        for secret in secrets_in_text(text):
             self._secrets.add_likely(secret)
 
     def _learn_value(self, value: Any) -> None:
         self._learn_hosts(value)
-        for secret in secrets_of(value, _is_format_field):
+        for secret in secrets_in_json(value, _is_format_field):
             self._secrets.add(secret)
         for settings in _settings_in(value):
             self.learn_variables({name: item for name, item in settings.items() if isinstance(item, str)})
@@ -206,26 +224,26 @@ class Redactor:
 
         They go in this order: learnt secrets, learnt paths with blanks, `FORMS`, learnt names, `_PATTERNS`.
         """
-        text = self._secrets.replaced(text, partial(self._stand_in, "SECRET"))
+        text = self._secrets.with_stand_ins(text, partial(self._stand_in, "SECRET"))
         text = self._without_spaced_paths(text)
         text = self._without_forms(text)
         text = self._without_names(text)
         for kind, pattern in _PATTERNS:
-            text = pattern.sub(partial(self._replacement, kind), text)
+            text = pattern.sub(partial(self._match_with_stand_in, kind), text)
         return text
 
     def _without_spaced_paths(self, text: str) -> str:
         if not self._spaced_paths:
             return text
         paths = "|".join(map(re.escape, sorted(self._spaced_paths, key=len, reverse=True)))
-        return re.sub(rf"(?:{paths})[^\s:\"',;()\[\]]*", partial(self._replacement, "PATH"), text)
+        return re.sub(rf"(?:{paths})[^\s:\"',;()\[\]]*", partial(self._match_with_stand_in, "PATH"), text)
 
     def _without_forms(self, text: str) -> str:
         """Take out secrets by the forms in which they are written, learnt or not."""
         lowered = text.lower()
         for form in FORMS:
             if any(hint in lowered for hint in form.hints):
-                text = form.pattern.sub(partial(self._replacement, "SECRET", is_meant=form.is_secret), text)
+                text = form.pattern.sub(partial(self._match_with_stand_in, "SECRET", is_meant=form.is_secret), text)
         return text
 
     def _without_names(self, text: str) -> str:
@@ -247,7 +265,7 @@ class Redactor:
         suffix = match[0][len(name) :]
         return self._stand_in(kind, name) + suffix
 
-    def _replacement(self, kind: str, match: re.Match[str], is_meant: Callable[[str], bool] = bool) -> str:
+    def _match_with_stand_in(self, kind: str, match: re.Match[str], is_meant: Callable[[str], bool] = bool) -> str:
         """Return the text of a match with the stand-in in place of its `secret_span`.
 
         Args:
@@ -261,9 +279,9 @@ class Redactor:
             return match[0]
         if kind == "host":
             text = text.lower()
-        before = match.string[match.start() : begin]
-        after = match.string[end : match.end()]
-        return before + self._stand_in(kind, text) + after
+        match_before_span = match.string[match.start() : begin]
+        match_after_span = match.string[end : match.end()]
+        return match_before_span + self._stand_in(kind, text) + match_after_span
 
     def value(self, value: Any, key: str = "") -> Any:
         """Return a JSON value with all its texts redacted.
@@ -277,14 +295,14 @@ class Redactor:
             key: the field that it is the value of, or lies in a list of; empty for none.
         """
         if isinstance(value, str):
-            return self._text_of_field(value, key)
+            return self._redact_text_of_field(value, key)
         if isinstance(value, list | tuple):
-            return self._list(value, key)
+            return self._redact_list(value, key)
         if isinstance(value, dict):
-            return self._table(value)
+            return self._redact_table(value)
         return value
 
-    def _text_of_field(self, text: str, key: str) -> str:
+    def _redact_text_of_field(self, text: str, key: str) -> str:
         if key not in _HOST_FIELDS and text in _format_words().choices:
             return text
         whole_path = _WHOLE_PATH.fullmatch(text)
@@ -293,22 +311,24 @@ class Redactor:
         option, path = whole_path.groups()
         return self.text(option or "") + self._stand_in("PATH", path)
 
-    def _list(self, items: Sequence[Any], key: str) -> list[Any]:
-        """Redact a list. In a command the name of a secret stands before it: "--token", "abc"."""
+    def _redact_list(self, items: Sequence[Any], key: str) -> list[Any]:
+        """Redact a list. In a command's list of words an option may stand before a secret: ["--token", "abc"]."""
         redacted = []
-        for before, item in pairwise(("", *items)):
-            if is_secret_of(before, item):
+        for previous_item, item in pairwise(("", *items)):
+            if is_secret_argument(previous_item, item):
                 redacted.append(self._stand_in("SECRET", item))
             else:
                 redacted.append(self.value(item, key))
         return redacted
 
-    def _table(self, table: Mapping[str, Any]) -> dict[str, Any]:
+    def _redact_table(self, table: Mapping[str, Any]) -> dict[str, Any]:
         """Redact a JSON object, its names too, unless they are fields of the format."""
         redacted: dict[str, Any] = {}
         for name, item in table.items():
             if name == "settings" and isinstance(item, dict):
-                redacted[name] = {variable: self._variable(variable, setting) for variable, setting in item.items()}
+                redacted[name] = {
+                    variable: self._redact_variable(variable, setting) for variable, setting in item.items()
+                }
             elif name in _FIELDS_OF_IDENTITY and isinstance(item, str):
                 redacted[name] = self._stand_in(name, item)
             elif _is_format_field(name):
@@ -319,7 +339,7 @@ class Redactor:
                 redacted[self.text(name)] = self.value(item, name)
         return redacted
 
-    def _variable(self, name: str, setting: Any) -> Any:
+    def _redact_variable(self, name: str, setting: Any) -> Any:
         """Redact one setting. GPU settings share the field's name with variables, but are numbers and truth values."""
         if not isinstance(setting, str):
             return self.value(setting)
@@ -351,11 +371,11 @@ def without_secrets(study: StudyRecord) -> StudyRecord:
         if is_private(name, value):
             secrets.add(value)
     for table in study_tables(study.text, study.overrides):
-        for secret in secrets_of(table, _is_format_field):
+        for secret in secrets_in_json(table, _is_format_field):
             secrets.add(secret)
 
     def shown(text: str) -> str:
-        return secrets.replaced(text, lambda _: NOT_SHOWN)
+        return secrets.with_stand_ins(text, lambda _: NOT_SHOWN)
 
     return study.model_copy(update={"text": shown(study.text), "overrides": tuple(map(shown, study.overrides))})
 
@@ -423,17 +443,18 @@ def _format_words() -> _FormatWords:
     kinds: list[Any] = [StudyRecord, RunHeader, Outcome, CheckRecord, *kinds_of(RankRecord), *kinds_of(CheckedRank)]
     fields: set[str] = set()
     choices: set[str] = set()
-    waiting: list[Any] = [models_json_schema([(kind, "validation") for kind in kinds])[1]]
-    while waiting:
-        schema = waiting.pop()
+    _, schema_of_all = models_json_schema([(kind, "validation") for kind in kinds])
+    to_visit: list[Any] = [schema_of_all]
+    while to_visit:
+        schema = to_visit.pop()
         if isinstance(schema, Mapping):
             properties = schema.get("properties")
             if isinstance(properties, Mapping):
                 fields.update(properties)
             choices.update(_choices_of(schema))
-            waiting += schema.values()
+            to_visit += schema.values()
         elif isinstance(schema, list):
-            waiting += schema
+            to_visit += schema
     return _FormatWords(frozenset(fields), frozenset(choices))
 
 

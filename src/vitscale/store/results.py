@@ -118,7 +118,7 @@ class Run(Record):
         return range(self.header.trial.world.size) if imported is None else imported.ranks
 
 
-_KEPT = ("rank", "start")
+_FIELDS_NOT_READ_AGAIN = ("rank", "start")
 """Fields that `LaterRank` keeps, whatever is in them."""
 
 
@@ -132,8 +132,13 @@ class LaterRank(RankRecord):
 
     @classmethod
     def without_lines(cls, record: RankRecord, read: Callable[[], Sequence[RankRecord]]) -> Self:
-        """Return the record without its lines. `read` reads the records of its run's ranks; it can be pickled."""
-        values = {name: value for name, value in record.__dict__.items() if name in _KEPT or not value}
+        """Return a record that reads its lines when they are asked for.
+
+        Args:
+            record: the record. Empty fields are kept too: they need not be read again.
+            read: reads the records of all ranks of the run. It can be pickled.
+        """
+        values = {name: value for name, value in record.__dict__.items() if name in _FIELDS_NOT_READ_AGAIN or not value}
         later = cls.model_construct(**values)
         for name in cls.model_fields.keys() - values.keys():
             later.__dict__.pop(name, None)  # a default would stand for what was not read

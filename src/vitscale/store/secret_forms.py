@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from vitscale.base.secret_names import LONE_WORD, SECRET_WORD, is_secret_name
 
-SHORTEST = 8
+FEWEST_KEY_CHARACTERS = 8
 """Fewest letters of a value that is taken for a key by its looks alone: shorter ones are words by chance."""
-_RANDOM_RUN_LETTERS = 12
+_FEWEST_RANDOM_CHARACTERS = 12
 """Letters and digits in a row that no name of a model, a dataset or a device has."""
 
 
@@ -30,11 +30,11 @@ class SecretForm(NamedTuple):
 
 
 def looks_like_key(value: str) -> bool:
-    """Whether a value has letters and digits, as keys have and words have not, and at least `SHORTEST` characters."""
-    return len(value) >= SHORTEST and is_mixed(value)
+    """Whether a value has letters and digits, as keys have and words have not, and is `FEWEST_KEY_CHARACTERS` long."""
+    return len(value) >= FEWEST_KEY_CHARACTERS and has_letters_and_digits(value)
 
 
-def is_mixed(value: str) -> bool:
+def has_letters_and_digits(value: str) -> bool:
     """Whether a value has both letters and digits."""
     return any(map(str.isdigit, value)) and any(map(str.isalpha, value))
 
@@ -42,7 +42,7 @@ def is_mixed(value: str) -> bool:
 def looks_random(value: str) -> bool:
     """Whether letters and digits run on for longer than in any name ("vit-base-patch16-224")."""
     runs = re.findall(r"[A-Za-z0-9]+", value)
-    return any(is_mixed(run) for run in runs if len(run) >= _RANDOM_RUN_LETTERS)
+    return any(has_letters_and_digits(run) for run in runs if len(run) >= _FEWEST_RANDOM_CHARACTERS)
 
 
 _QUOTE = r"""\\{0,4}["']"""
@@ -93,25 +93,25 @@ FORMS = (
 """Forms of secrets in text, in the order in which they are looked for."""
 
 
-def secrets_in(text: str) -> Iterator[str]:
+def secrets_in_text(text: str) -> Iterator[str]:
     """Yield the secrets that `FORMS` find in a text, and a password alone where it stands behind a user's name."""
     lowered = text.lower()
     for form in FORMS:
         if any(hint in lowered for hint in form.hints):
-            yield from _secrets_of_form(form, text)
+            yield from _secrets_in_form(form, text)
 
 
-def _secrets_of_form(form: SecretForm, text: str) -> Iterator[str]:
-    """Yield the secrets that are written in one form, and their parts (`_parts`)."""
+def _secrets_in_form(form: SecretForm, text: str) -> Iterator[str]:
+    """Yield the secrets that are written in one form, and their parts (`_secret_parts`)."""
     for match in form.pattern.finditer(text):
         begin, end = secret_span(match)
         secret = text[begin:end]
         if form.is_secret(secret):
             yield secret
-            yield from _parts(secret)
+            yield from _secret_parts(secret)
 
 
-def _parts(secret: str) -> Iterator[str]:
+def _secret_parts(secret: str) -> Iterator[str]:
     """Yield the parts of a secret that are secrets by themselves.
 
     These are the password of "user:password", and the lines of a private key.
@@ -144,10 +144,10 @@ def secret_span(match: re.Match[str]) -> TextSpan:
     return TextSpan(*match.span())
 
 
-def is_secret_of(option: object, value: object) -> bool:
-    """Whether `value`, the word behind `option` in a command's list of words, is a secret: "--token", "abc".
+def is_secret_argument(option: object, value: object) -> bool:
+    """Whether `value` is a secret, as the word after `option` in a command's list of words: ["--token", "abc"].
 
-    Any two neighbours in a JSON list may be asked about; what is no option, or no text, makes nothing a secret.
+    The two may be any neighbours in a JSON list: False where `option` is no option, or either is no text.
     """
     if not isinstance(option, str) or not isinstance(value, str):
         return False
@@ -160,10 +160,10 @@ def is_secret_of(option: object, value: object) -> bool:
     return is_secret_name(option)
 
 
-def secrets_of(value: Any, is_format_field: Callable[[str], bool]) -> Iterator[str]:
-    """Yield the values of keys with a secret's name, and of options in lists, at any depth of a JSON value.
+def secrets_in_json(value: Any, is_format_field: Callable[[str], bool]) -> Iterator[str]:
+    """Yield texts that stand under a key with a secret's name, or after such an option in a list, at any depth.
 
-    What a text inside holds is not searched (`secrets_in` does that).
+    Examples: "abc" of {"api_key": "abc"} and of ["--token", "abc"]. Texts are not searched: see `secrets_in_text`.
 
     Args:
         value: the value.
@@ -174,10 +174,10 @@ def secrets_of(value: Any, is_format_field: Callable[[str], bool]) -> Iterator[s
             has_secret_name = is_secret_name(name) and not is_format_field(name)
             if isinstance(item, str) and has_secret_name:
                 yield item
-            yield from secrets_of(item, is_format_field)
+            yield from secrets_in_json(item, is_format_field)
     elif isinstance(value, Sequence) and not isinstance(value, str):
-        for before, item in pairwise(("", *value)):
-            if is_secret_of(before, item):
+        for previous_item, item in pairwise(("", *value)):
+            if is_secret_argument(previous_item, item):
                 yield item
-                yield from _parts(item)
-            yield from secrets_of(item, is_format_field)
+                yield from _secret_parts(item)
+            yield from secrets_in_json(item, is_format_field)

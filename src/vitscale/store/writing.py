@@ -18,8 +18,11 @@ from vitscale.store.records import FULL_DISK_BYTES, ErrorLine
 from vitscale.store.results import Outcome, RunHeader, StudyRecord
 
 _OUTCOME_BYTES = 256 * 1024
-_LAST_WORD_BYTES = 64 * 1024
-_FLUSH_SECONDS = 0.2
+"""Room that is reserved for a run's outcome."""
+_LAST_LINE_BYTES = 64 * 1024
+"""Room that is reserved for a rank's last line, which says with what error it ends."""
+_GATHER_SECONDS = 0.2
+"""How long lines are gathered before they are written together."""
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a disk, or of a user's quota, that has no room for more bytes or for more files."""
 
@@ -39,7 +42,7 @@ def write_record(path: Path, content: str | bytes, *, private: bool = False) -> 
         file.write(content.encode() if isinstance(content, str) else content)
 
 
-_WRITTEN_BELOW = ("lock", "study.json", "runs", "packs", "jobs", "checks")
+_WRITTEN_NAMES = ("lock", "study.json", "runs", "packs", "jobs", "checks")
 """Parts of a results folder; the folder itself may be a link to where there is more room."""
 
 
@@ -51,7 +54,7 @@ def refuse_links(results: Path) -> None:
     Raises:
         StoreError: there is a link.
     """
-    links = [name for name in _WRITTEN_BELOW if (results / name).is_symlink()]
+    links = [name for name in _WRITTEN_NAMES if (results / name).is_symlink()]
     if links:
         raise StoreError(
             f"{shown(links[0])} in {shown(str(results))} is a link, and nothing is written through links",
@@ -61,7 +64,7 @@ def refuse_links(results: Path) -> None:
 
 @contextmanager
 def locked(results: Path) -> Iterator[int]:
-    """Hold the folder's kernel lock; a second driver is refused. The lock goes with the process, even on SIGKILL.
+    """Hold a results folder's lock for the length of a block. The kernel frees it when this process ends, however.
 
     Yields:
         The descriptor of the lock file.
@@ -72,7 +75,7 @@ def locked(results: Path) -> Iterator[int]:
     refuse_links(results)
     with file_lock(results / "lock", patience_seconds=0.0) as file:
         if file is None:
-            holder = _holder(results / "lock")
+            holder = _process_of_holder(results / "lock")
             who = f" (process {holder})" if holder.isdigit() else ""
             raise StoreError(
                 f"another `vitscale run`{who} is writing to {shown(str(results))}",
@@ -84,7 +87,7 @@ def locked(results: Path) -> Iterator[int]:
         yield file.fileno()
 
 
-def _holder(lock: Path) -> str:
+def _process_of_holder(lock: Path) -> str:
     """Return what a lock's holder has written into it: the number of its process."""
     with open_regular(lock) as file:
         return file.read(32).decode("ascii", errors="replace").strip()
@@ -99,7 +102,7 @@ def write_study(results: Path, study: StudyRecord) -> None:
 def new_run_folder(results: Path, header: RunHeader) -> Path:
     """Make the folder of one attempt with its header, and return it.
 
-    Room is reserved for the last words should the disk fill up: the run's outcome and one error per rank.
+    Room is reserved for what must be written even if the disk fills up: the run's outcome, and a last line per rank.
 
     Raises:
         OSError: the folder exists, or there is no room.
@@ -109,7 +112,7 @@ def new_run_folder(results: Path, header: RunHeader) -> Path:
     sync_folder(folder.parent)
     _reserve(folder / ".reserve", _OUTCOME_BYTES)
     for rank in range(header.trial.world.size):
-        _reserve(folder / f".rank-{rank}.reserve", _LAST_WORD_BYTES)
+        _reserve(folder / f".rank-{rank}.reserve", _LAST_LINE_BYTES)
     write_record(folder / "trial.json", header.model_dump_json(indent=1))
     return folder
 
@@ -151,11 +154,15 @@ def is_full(folder: Path) -> bool:
     return has_no_room or (counts_files and disk.f_favail == 0)
 
 
-def _new_record(path: Path, reserve: Path) -> int:
+def _open_new_record(path: Path, reserve: Path) -> int:
     """Make the file of a rank's lines, and return a descriptor that appends to it.
 
-    On a disk that takes no more files it is the file that was reserved for the rank's last words, whose room its lines
-    then have.
+    On a disk that takes no more files it is the file with the room for the rank's last line, which then goes to its
+    first lines.
+
+    Args:
+        path: the file to make.
+        reserve: the file with the reserved room.
 
     Raises:
         OSError: it is there already: a second process that takes itself for this rank is a broken launch, and must not
@@ -176,11 +183,11 @@ def _new_record(path: Path, reserve: Path) -> int:
 
 
 class RankLog:
-    """Appends lines to rank-K.jsonl. `write` only puts the line on a queue.
+    """Appends lines to rank-K.jsonl, from a thread of its own: `write` only puts the line on a queue.
 
     Lines are written whole, in one system call per batch, so a crash cuts off at most the last one. When the disk is
-    full the thread stops and `failure` says so; `check` raises it in the training thread. For the last word
-    (`end_with`) there is the room that `new_run_folder` has kept.
+    full the thread stops and `failure` says so; `check` raises it in the training thread. The log ends by `close`, or
+    by `end_with` and the rank's error, for which `new_run_folder` has reserved room.
     """
 
     def __init__(self, run_folder: Path, rank: int, *, at_once: bool = False) -> None:
@@ -190,12 +197,16 @@ class RankLog:
         """
         self.path = run_folder / f"rank-{rank}.jsonl"
         self.failure: Exception | None = None
+        """The error that ended the writing thread."""
         self._queue: queue.SimpleQueue[RankLine | None] = queue.SimpleQueue()
+        """Lines to write; None after the last one."""
         self._ending = threading.Event()
+        """Set when None is queued: nothing more is gathered."""
         self._reserve = run_folder / f".rank-{rank}.reserve"
-        self._file = _new_record(self.path, self._reserve)
-        self._at_once = threading.Lock() if at_once else None
-        self._thread = threading.Thread(target=self._drain, name="rank-log", daemon=True)
+        self._file = _open_new_record(self.path, self._reserve)
+        self._write_lock = threading.Lock() if at_once else None
+        """Held while a line is written at once; None: lines are queued."""
+        self._thread = threading.Thread(target=self._write_queued, name="rank-log", daemon=True)
         self._thread.start()
 
     def write(self, line: RankLine) -> None:
@@ -204,10 +215,10 @@ class RankLog:
         Raises:
             OSError: a disk that is written to at once does not take it.
         """
-        if self._at_once is None:
+        if self._write_lock is None:
             self._queue.put(line)
             return
-        with self._at_once:
+        with self._write_lock:
             self._append(f"{line.model_dump_json()}\n".encode())
             os.fsync(self._file)
 
@@ -245,8 +256,9 @@ class RankLog:
         # This line must not continue a line that the full disk cut off.
         newline = "\n" if self.failure is not None else ""
         # Messages name paths, which may hold bytes that are no UTF-8 (lone surrogates in Python).
-        text = {key: value.encode(errors="backslashreplace").decode() for key, value in error if isinstance(value, str)}
-        line = error.model_copy(update=text).model_dump_json()
+        texts = {name: value for name, value in error if isinstance(value, str)}
+        utf8_texts = {name: text.encode(errors="backslashreplace").decode() for name, text in texts.items()}
+        line = error.model_copy(update=utf8_texts).model_dump_json()
         with suppress(OSError):
             self._reserve.unlink(missing_ok=True)
             self._append(f"{newline}{line}\n".encode())
@@ -259,14 +271,14 @@ class RankLog:
         self._queue.put(None)
         self._thread.join()
 
-    def _drain(self) -> None:
+    def _write_queued(self) -> None:
         """Write queued lines until None is queued, or a write fails; runs in the log's own thread."""
         is_last_batch = False
         while not is_last_batch:
             batch = [self._queue.get()]
             # Gather what comes within a moment, for one write of many short steps.
             if batch[-1] is not None and self._queue.empty():
-                self._ending.wait(_FLUSH_SECONDS)
+                self._ending.wait(_GATHER_SECONDS)
             while not self._queue.empty():
                 batch.append(self._queue.get())
             is_last_batch = None in batch
@@ -278,5 +290,7 @@ class RankLog:
                 return
 
     def _append(self, data: bytes) -> None:
+        """Write all bytes at the end of the file; a full disk may take a part of them first."""
         while data:
-            data = data[os.write(self._file, data) :]
+            written = os.write(self._file, data)
+            data = data[written:]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from vitscale import engines
 from vitscale.base import plugins
-from vitscale.base.files import beside, read_text
+from vitscale.base.files import path_named_in, read_text
 from vitscale.engines import checks, step_schedule
 from vitscale.engines.deepspeed import config as deepspeed_config
 from vitscale.errors import RequestError, shown, unknown
@@ -534,7 +534,7 @@ def _with_script(path: Path, study: Study, set_fields: frozenset[str]) -> _WithS
         raise RequestError(what, next_step="Add [data] with samples = 50000, or the name and root of the dataset")
     if study.measure.meters:
         raise RequestError("measure.meters are of vitscale's own loop", next_step="Remove them")
-    script_path = beside(path, train.script)
+    script_path = path_named_in(path, train.script)
     located_train = train.model_copy(update={"script": str(script_path)})
     located_study = study.model_copy(update={"train": located_train})
     return _WithScript(located_study, user_model.script_digest(script_path))
@@ -552,13 +552,13 @@ def _located_data(path: Path, data: DataSpec) -> DataSpec:
     """
     changes: dict[str, Any] = {}
     if data.root is not None:
-        changes["root"] = str(beside(path, data.root))
+        changes["root"] = str(path_named_in(path, data.root))
     if data.hf is not None:
-        folder = beside(path, data.hf)
+        folder = path_named_in(path, data.hf)
         if folder.is_dir():  # else it is a name on the hub
             changes["hf"] = str(folder)
     if isinstance(data.classes, str):  # the path of a file
-        changes["classes"] = _read_classes(beside(path, data.classes))
+        changes["classes"] = _read_classes(path_named_in(path, data.classes))
     return data.model_copy(update=changes)
 
 

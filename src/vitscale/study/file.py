@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from pydantic import ValidationError
 
-from vitscale.base.files import beside, has_long_keys, read_text
+from vitscale.base.files import has_long_keys, path_named_in, read_text
 from vitscale.errors import RequestError, explain, nearest, shown, wrong_value
 from vitscale.study.sections import SECTIONS, SWEEPABLE, FieldValues, Study, choices
 from vitscale.trial.hints import KeyMeaning, meant_key, meant_value
@@ -808,5 +808,5 @@ def read_site(path: Path) -> dict[str, dict[str, Any]]:
             )
     hostfile = raw.get("launch", {}).get("hostfile")
     if isinstance(hostfile, str):
-        raw["launch"]["hostfile"] = str(beside(path, hostfile).absolute())
+        raw["launch"]["hostfile"] = str(path_named_in(path, hostfile).absolute())
     return raw

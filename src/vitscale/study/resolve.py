@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from vitscale.base.files import beside
+from vitscale.base.files import path_named_in
 from vitscale.engines import of_engine, readers_of
 from vitscale.engines.deepspeed import config as deepspeed_config
 from vitscale.errors import RequestError, shown, wrong_value
@@ -46,7 +46,7 @@ def with_deepspeed_config(study_path: Path, study: Study, set_fields: frozenset[
         what = f"train.deepspeed_config is set, but train.engine is {shown(train.engine)}"
         readers = " or ".join(f'"{name}"' for name in readers_of("deepspeed_config"))
         raise RequestError(what, next_step=f"Use train.engine = {readers}, or remove train.deepspeed_config")
-    config = deepspeed_config.read(beside(study_path, train.deepspeed_config))
+    config = deepspeed_config.read(path_named_in(study_path, train.deepspeed_config))
     study_values = train.model_dump()
     set_values = {f"train.{key}": value for key, value in study_values.items() if f"train.{key}" in set_fields}
     contradictions = deepspeed_config.contradictions(config, set_values)

@@ -12,7 +12,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import NamedTuple
 
-from vitscale.base.files import beside, read_text
+from vitscale.base.files import path_named_in, read_text
 from vitscale.base.plugins import target
 from vitscale.errors import RequestError, nearest, shown
 from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec
@@ -41,7 +41,7 @@ def with_located_files(study_path: Path, model: ModelSpec) -> ModelSpec:
 
 def _folder_or_hub_name(study_path: Path, name: str) -> str:
     """Return the absolute path of a folder beside the study file; where there is none, the name as it is."""
-    folder = beside(study_path, name)
+    folder = path_named_in(study_path, name)
     try:
         return str(folder) if folder.is_dir() else name
     except OSError:  # a name too long for a file

@@ -29,11 +29,12 @@ from vitscale.worker.rank_process import RankInfo, now_ns, run_rank
 
 _ARRIVED_NS = now_ns()
 _GRACE_SECONDS = 30.0
+"""Time that a check has beyond the limits of all its stages."""
 _REQUEST = "request.json"
 
 
 class Train:
-    """Trains as trial.json says: by vitscale's own loop, or by the user's script."""
+    """The work of a run's rank (`Body`): trains as trial.json says, by vitscale's own loop or by the user's script."""
 
     name = "trial"
     at_once = False
@@ -61,7 +62,7 @@ class Train:
 
 
 class Check:
-    """Measures what request.json asks for.
+    """The work of a check's rank (`Body`): measures what request.json asks for.
 
     A stage that fails or hangs is part of the result, and the next one begins all the same; so each line is on disk
     first. A timer, which begins with the body, ends the process in the end.
@@ -104,10 +105,7 @@ def run_script(header: RunHeader, rank: RankInfo, log: RankLog, launch: LaunchFi
     path = Path(header.trial.train.script or "")
     if hashlib.sha256(path.read_bytes()).hexdigest() != header.trial.script_digest:
         raise RuntimeError(f"{path} has changed since the study was started: begin a new results folder with -o")
-    sys.argv = [str(path), *_script_arguments(header, run_folder=log.path.parent)]
-    # As `python train.py` does: its own folder comes first, here and in the processes that it starts.
-    sys.path.insert(0, str(path.parent))
-    forget_safe_path(os.environ)
+    _set_up_as_python_does(path, _script_arguments(header, run_folder=log.path.parent))
     os.environ.setdefault(*RECORDER_RING)
     if rank.world_size == 1:
         _set_variables_of_only_rank(launch)
@@ -122,7 +120,7 @@ def run_script(header: RunHeader, rank: RankInfo, log: RankLog, launch: LaunchFi
 
         return ScriptSteps(header, rank, log, began)
 
-    Current.start = start
+    Current.start = start  # the script's first Probe calls it
     script_globals: Any = None
     try:
         script_globals = runpy.run_path(str(path), run_name="__main__")
@@ -133,8 +131,18 @@ def run_script(header: RunHeader, rank: RankInfo, log: RankLog, launch: LaunchFi
         Current.script_steps.end()
     _leave_as_python_does()
     if Current.script_steps is None:
-        _time_as_a_whole(log, header, rank, time.perf_counter() - began)
+        _record_whole_time(log, header, rank, time.perf_counter() - began)
     return script_globals
+
+
+def _set_up_as_python_does(script_path: Path, arguments: list[str]) -> None:
+    """Gives this process the arguments and the search path that `python SCRIPT ARGUMENTS` would have.
+
+    The script's own folder comes first, here and in the processes that it starts.
+    """
+    sys.argv = [str(script_path), *arguments]
+    sys.path.insert(0, str(script_path.parent))
+    forget_safe_path(os.environ)
 
 
 def _script_arguments(header: RunHeader, run_folder: Path) -> list[str]:
@@ -161,12 +169,12 @@ def _leave_as_python_does() -> None:
     atexit._run_exitfuncs()
 
 
-def _time_as_a_whole(log: RankLog, header: RunHeader, rank: RankInfo, seconds: float) -> None:
-    """Records the script's whole time in place of an epoch's; everything else is unknown."""
-    nothing = dict.fromkeys(
+def _record_whole_time(log: RankLog, header: RunHeader, rank: RankInfo, seconds: float) -> None:
+    """Records the time of a script without a Probe as one epoch of which nothing else is known."""
+    unknown_of_epoch = dict.fromkeys(
         ("steps", "images", "train_loss", "train_accuracy", "held_out_loss", "held_out_accuracy", "peak_bytes")
     )
-    unknown = dict.fromkeys(
+    unknown_of_model = dict.fromkeys(
         ("parameters", "gradient_dtype", "synchronised_timing", "train_samples", "held_out_samples")
     )
     if "torch" in sys.modules:
@@ -174,8 +182,8 @@ def _time_as_a_whole(log: RankLog, header: RunHeader, rank: RankInfo, seconds: f
         from vitscale.worker.script_steps import device_of
 
         log.write(start_line(header, rank, device_of(header), None))
-    log.write(ModelLine.model_validate(unknown | {"dataset_fingerprint": header.dataset_fingerprint}))
-    log.write(EpochLine.model_validate(nothing | {"epoch": 0, "seconds": seconds, "complete": True}))
+    log.write(ModelLine.model_validate(unknown_of_model | {"dataset_fingerprint": header.dataset_fingerprint}))
+    log.write(EpochLine.model_validate(unknown_of_epoch | {"epoch": 0, "seconds": seconds, "complete": True}))
 
 
 def main(folder: Path, arrived_ns: int = _ARRIVED_NS) -> NoReturn:

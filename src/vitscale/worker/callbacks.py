@@ -17,7 +17,9 @@ from vitscale.worker.script_arguments import images_of
 class _EventSteps:
     """Steps and pauses of a library's trainer: one of its events begins them, and another ends them.
 
-    At most one of the two is under way. Outside a study every method does nothing.
+    A step is under way, or a pause, or neither: `begin` begins a step, `pause` a pause, and `end` ends either. A pause
+    within a step drops the step: what the library then trains of it belongs to no step, so the pause goes on until the
+    library's next step begins. Outside a study every method does nothing.
     """
 
     def __init__(self) -> None:
@@ -66,12 +68,12 @@ class _EventSteps:
         self._pause = pause
 
     def resume(self) -> None:
-        """Ends a pause, but for one within a step: the rest of that step belongs to none."""
+        """Ends a pause under way, unless it has dropped a step: the rest of that step belongs to none."""
         if self._pause is not None and not self._pause_dropped_step:
             self.end()
 
     def end(self) -> bool:
-        """Ends what has begun; returns whether enough is measured."""
+        """Ends the step or the pause under way, if there is one; returns whether enough is measured."""
         pause = self._pause
         images = self._images
         self._pause = None
@@ -86,8 +88,14 @@ class _EventSteps:
 def _images_of_steps(args: Any, loader: Any) -> Sequence[int]:
     """Returns the images of this process in each of an epoch's steps under `transformers.Trainer`; empty if unknown.
 
-    The last step has fewer micro-steps, and a process that is alone a smaller last batch: several share batches out
-    evenly, with images a second time.
+    The last step may have fewer micro-steps than the others. A process that is alone may also have a smaller last
+    batch. Several processes never do: the Trainer fills their last batches with images a second time.
+
+    Example: 10 batches of 8 images with 4 micro-steps to a step give [32, 32, 16].
+
+    Args:
+        args: the Trainer's arguments.
+        loader: gives this process's batches.
     """
     micro_batch = args.per_device_train_batch_size
     accumulate = args.gradient_accumulation_steps
@@ -96,12 +104,14 @@ def _images_of_steps(args: Any, loader: Any) -> Sequence[int]:
         samples = len(loader.dataset)
     except (TypeError, AttributeError):  # a stream
         return ()
-    sizes = [micro_batch] * batches
-    if sizes and args.world_size == 1 and not args.dataloader_drop_last:
-        sizes[-1] = samples - micro_batch * (batches - 1)
-    if not sizes or not 1 <= sizes[-1] <= micro_batch:  # a sampler of its own, or several devices in one process
+    if batches == 0:
         return ()
-    return [sum(sizes[first : first + accumulate]) for first in range(0, batches, accumulate)]
+    batch_sizes = [micro_batch] * batches
+    if args.world_size == 1 and not args.dataloader_drop_last:
+        batch_sizes[-1] = samples - micro_batch * (batches - 1)
+    if not 1 <= batch_sizes[-1] <= micro_batch:  # a sampler of its own, or several devices in one process
+        return ()
+    return [sum(batch_sizes[first : first + accumulate]) for first in range(0, batches, accumulate)]
 
 
 def trainer_callback() -> Any:

@@ -32,11 +32,13 @@ from vitscale.worker import group
 from vitscale.worker.environment import environment
 from vitscale.worker.rank_process import RankInfo
 
-_LONGEST_REASON = 500
-_SEEN_SECONDS = 10.0
-"""Longest wait for another rank's file."""
+_MOST_LETTERS_OF_REASON = 500
+_SIGN_SECONDS = 10.0
+"""Longest wait for a file of rank 0."""
 _CONNECT_SECONDS = 3.0
+"""Longest wait for one connection to rank 0."""
 _WARM_UP_BATCHES = 3
+"""Batches that are not timed."""
 
 
 class CheckStages:
@@ -46,7 +48,7 @@ class CheckStages:
         self,
         limits: dict[CheckStage, float],
         record: Callable[[checks.StageLine], None],
-        begins: Callable[[CheckStage], None],
+        note_begin: Callable[[CheckStage], None],
         prepare: Callable[[], None],
     ) -> None:
         """Stores what each stage needs.
@@ -54,17 +56,20 @@ class CheckStages:
         Args:
             limits: seconds that each stage may take.
             record: called with how a stage ended.
-            begins: called with a stage before it begins.
+            note_begin: called with a stage before it begins.
             prepare: called first in each stage's thread: torch keeps the device of a process by thread.
         """
         self._limits = limits
         self._record = record
-        self._begins = begins
+        self._note_begin = note_begin
         self._prepare = prepare
 
     def do(self, stage: CheckStage, work: Callable[[], None]) -> bool:
-        """Does `work`; returns whether it was done in time. Records what it raised, or that it did not end."""
-        self._begins(stage)
+        """Does the work of a stage in a thread, and records how it ended; returns whether it was done in time.
+
+        A thread that does not end in time goes on, as what hangs in it cannot be stopped; nothing waits for it.
+        """
+        self._note_begin(stage)
         failure: list[BaseException] = []
 
         def attempt() -> None:
@@ -98,7 +103,7 @@ class CheckStages:
 
 def _first_line(error: BaseException) -> str:
     """Returns an error's type and the first line of its message, so that it can be stored as UTF-8."""
-    text = f"{type(error).__name__}: {error}".splitlines()[0][:_LONGEST_REASON]
+    text = f"{type(error).__name__}: {error}".splitlines()[0][:_MOST_LETTERS_OF_REASON]
     return text.encode("utf-8", errors="backslashreplace").decode()
 
 
@@ -115,7 +120,7 @@ def measure(request: CheckRequest, rank: RankInfo, log: RankLog, folder: Path, h
     torch.set_num_threads(request.world.threads_per_rank)
     device = group.device_of(request.device, rank)
 
-    def begins(stage: CheckStage) -> None:
+    def note_begin(stage: CheckStage) -> None:
         PROGRESS.phase = stage
 
     def prepare() -> None:
@@ -123,7 +128,7 @@ def measure(request: CheckRequest, rank: RankInfo, log: RankLog, folder: Path, h
         if device.type == "cuda":
             torch.cuda.set_device(device)
 
-    stages = CheckStages(dict(request.limits), log.write, begins, prepare)
+    stages = CheckStages(dict(request.limits), log.write, note_begin, prepare)
     measurements = _Measurements(request, rank, log, folder, device)
     stages.do("facts", lambda: measurements.record_facts(host_cores))
     is_distributed = rank.world_size > 1
@@ -179,7 +184,8 @@ class _Measurements:
         """
         address = os.environ.get("MASTER_ADDR", "")
         port = int(os.environ.get("MASTER_PORT", "0"))
-        last_try_at = time.monotonic() + max(1.0, self._request.limits["network"] - _CONNECT_SECONDS - 1.0)
+        patience_seconds = max(1.0, self._request.limits["network"] - _CONNECT_SECONDS - 1.0)
+        last_try_at = time.monotonic() + patience_seconds
         while True:
             began = time.perf_counter()
             try:
@@ -208,7 +214,7 @@ class _Measurements:
 
     def measure_matmul(self) -> None:
         """Measures the matrix-multiply rate of this rank's device."""
-        self._meet()
+        self._wait_for_other_ranks()
         line = measured_matmul(self._device, self._request.precision)
         if line is not None:
             self._log.write(line)
@@ -219,7 +225,7 @@ class _Measurements:
         # Looked at in each of the pieces of work, which last less than a second in a quick check.
         monitor = gpu_monitor(gpu_uuid(self._device), min(1.0, request.compute_seconds))
         try:
-            self._meet()
+            self._wait_for_other_ranks()
             self._log.write(compute_speed(self._device, request.compute_repeats, request.compute_seconds, monitor))
         finally:
             monitor.close()
@@ -229,25 +235,25 @@ class _Measurements:
         trial = self._request.trial
         if trial is None:
             return
-        self._meet()
+        self._wait_for_other_ranks()
         pin = self._device.type == "cuda"
         self._log.write(loader_rate(trial, self._rank, self._request.loader_seconds, pin=pin))
 
     def measure_disk(self) -> None:
         """Writes and flushes as records are written; if the ranks have met, looks for a file of rank 0 too."""
-        record = host.record_seconds(self._folder, self._rank.rank)
-        sight = self._look_for_rank_0s_file()
+        records = host.time_records(self._folder, self._rank.rank)
+        sight = self._wait_for_sign_of_rank_0()
         self._log.write(
             checks.DiskLine(
                 free_bytes=host.free_bytes(self._folder),
-                record_seconds=record.seconds,
-                record_bytes=record.record_bytes,
+                record_seconds=records.seconds,
+                record_bytes=records.record_bytes,
                 seen_seconds=sight.seconds,
                 seen_reason=sight.reason,
             )
         )
 
-    def _look_for_rank_0s_file(self) -> _Sight:
+    def _wait_for_sign_of_rank_0(self) -> _Sight:
         """Returns after how many seconds this rank sees a file that rank 0 creates once all have met."""
         if self._rank.world_size == 1:
             return _Sight(seconds=None, reason="there is one rank")
@@ -255,22 +261,23 @@ class _Measurements:
             return _Sight(seconds=None, reason="the ranks did not meet")
         group.barrier()
         if self._rank.rank == 0:
-            host.show(self._folder, "shown")
+            host.write_sign(self._folder, "shown")
             return _Sight(seconds=0.0, reason="")
-        seconds = host.seen_after(self._folder, "shown", _SEEN_SECONDS)
-        reason = "" if seconds is not None else f"not seen within {_SEEN_SECONDS:g} s"
+        seconds = host.seconds_until_sign(self._folder, "shown", _SIGN_SECONDS)
+        reason = "" if seconds is not None else f"not seen within {_SIGN_SECONDS:g} s"
         return _Sight(seconds, reason)
 
-    def _meet(self) -> None:
+    def _wait_for_other_ranks(self) -> None:
         """Waits for the other ranks, if they can be expected to come."""
         if self.can_meet:
             group.barrier()
 
 
 class _Sight(NamedTuple):
-    """How soon a rank saw another rank's file."""
+    """How soon a rank saw a file of rank 0."""
 
     seconds: float | None
+    """Seconds from when all had met; None where it did not see the file."""
     reason: str
     """Why `seconds` is None; empty where it is known."""
 
@@ -282,20 +289,22 @@ def sweep_groups(plan: SweepPlan, rank: RankInfo, device: torch.device) -> Itera
     and so is one that has the same ranks as another.
     """
     ranks_by_host = _ranks_by_host(rank, device)
-    most_ranks_per_host = max(map(len, ranks_by_host))
+    most_ranks_per_host = max(len(ranks) for ranks in ranks_by_host)
     has_several_hosts = len(ranks_by_host) > 1
     has_one_rank_per_host = most_ranks_per_host == 1
     first_ranks = [ranks[0] for ranks in ranks_by_host]
     # Every rank has to make every group, also those that it is not in.
     groups_inside = [dist.new_group(ranks) if len(ranks) > 1 else None for ranks in ranks_by_host]
-    group_across = dist.new_group(first_ranks) if has_several_hosts and not has_one_rank_per_host else None
+    group_across: dist.ProcessGroup | None = None
+    if has_several_hosts and not has_one_rank_per_host:  # else the first ranks are one rank, or all ranks
+        group_across = dist.new_group(first_ranks)
 
     for group_inside, ranks in zip(groups_inside, ranks_by_host, strict=True):
         if group_inside is not None and rank.rank in ranks:
             yield from sweep(plan, "inside nodes", group_inside, device, most_ranks_per_host)
     group.barrier()
     if group_across is not None and rank.rank in first_ranks:
-        yield from sweep(plan, "across nodes", group_across, device, sharing=1)
+        yield from sweep(plan, "across nodes", group_across, device, ranks_per_memory=1)
     group.barrier()
     if has_several_hosts and dist.group.WORLD is not None:
         name: CheckGroup = "across nodes" if has_one_rank_per_host else "all ranks"

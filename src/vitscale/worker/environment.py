@@ -24,10 +24,11 @@ from vitscale.store.results import RunHeader
 from vitscale.worker.git_revision import git_revision
 from vitscale.worker.rank_process import RankInfo
 
-_SETTINGS = (*LIBRARY_SETTINGS, "HF_HUB_OFFLINE")
+_RECORDED_PREFIXES = (*LIBRARY_SETTINGS, "HF_HUB_OFFLINE")
+"""Beginnings of the names of variables that are recorded."""
 _CPUS = Path("/sys/devices/system/cpu")
 _ADAPTERS = Path("/sys/class/infiniband")
-_ALLOCATIONS = {"SLURM_JOB_ID": "slurm", "PBS_JOBID": "pbs", "LSB_JOBID": "lsf"}
+_SYSTEM_BY_JOB_VARIABLE = {"SLURM_JOB_ID": "slurm", "PBS_JOBID": "pbs", "LSB_JOBID": "lsf"}
 
 
 def environment(
@@ -50,7 +51,7 @@ def environment(
         network_adapters=_network_adapters(),
         allocation=allocation(os.environ),
         # What this process computes on.
-        device=_device(device),
+        device=_device_record(device),
         tf32=tf32_allowed(os.environ.get("NVIDIA_TF32_OVERRIDE")) if device.type == "cuda" else None,
         gpus_unused=torch.cuda.device_count() if device.type == "cpu" else None,
         threads=torch.get_num_threads(),
@@ -61,14 +62,14 @@ def environment(
         cpu_governor=_governor(cores),
         cpu_boost=_boost(),
         # Its software.
-        versions=_versions(device, engines),
+        versions=_software_versions(device, engines),
         backend=backend,
         settings=recorded_settings(os.environ),
         git_revision=git_revision(Path.cwd()) if with_revision else None,
     )
 
 
-def _versions(device: torch.device, engines: tuple[str, ...]) -> dict[str, str | None]:
+def _software_versions(device: torch.device, engines: tuple[str, ...]) -> dict[str, str | None]:
     """Returns name -> version of Python, the packages in use and, on a GPU, of CUDA and NCCL."""
     versions: dict[str, str | None] = {"python": platform.python_version(), **installed_versions(engines)}
     if device.type == "cuda":
@@ -99,20 +100,20 @@ def start_line(
 
 def recorded_settings(variables: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables by which libraries are set, sorted by name, without those whose names suggest a secret."""
-    names = sorted(name for name in variables if name.startswith(_SETTINGS) and not is_secret_name(name))
+    names = sorted(name for name in variables if name.startswith(_RECORDED_PREFIXES) and not is_secret_name(name))
     return {name: variables[name] for name in names}
 
 
 def allocation(variables: Mapping[str, str]) -> str | None:
     """Returns the batch system and its job id, as "slurm 123", from variables that it sets; None outside a job."""
-    for name, system in _ALLOCATIONS.items():
+    for name, system in _SYSTEM_BY_JOB_VARIABLE.items():
         job_id = variables.get(name)
         if job_id:
             return f"{system} {job_id}"
     return None
 
 
-def _device(device: torch.device) -> DeviceRecord:
+def _device_record(device: torch.device) -> DeviceRecord:
     """Returns the record of a device, with what the driver reports of a GPU."""
     if device.type == "cpu":
         memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -133,7 +134,7 @@ def _device(device: torch.device) -> DeviceRecord:
 
 
 def _governor(cores: frozenset[int], cpus: Path = _CPUS) -> str | None:
-    """Returns the governors of all `cores`, as "performance, powersave"; None where the kernel does not report one."""
+    """Returns the frequency governors of `cores`, as "performance, powersave"; None if the kernel lacks one of them."""
     governors = {kernel_text(cpus / f"cpu{core}/cpufreq/scaling_governor") for core in cores}
     if None in governors:
         return None

@@ -4,7 +4,7 @@ It is shown while it happens, and named in the record.
 
 DeepSpeed loads an operator by `OpBuilder.jit_load`, which has torch compile what its folder of extensions lacks
 (`torch.utils.cpp_extension.load`): minutes the first time, tenths of a second ever after. A new or changed library in
-that folder tells which it was, also to a rank that only waited for another one's compiler. Most are loaded while an
+that folder shows which it was, also to a rank that only waited for another one's compiler. Most are loaded while an
 engine is built; those of quantized gradients at their first exchange.
 
 `torch.compile` compiles blocks in the first step. Inductor keeps them on disk, and counts what it did not find there.
@@ -26,18 +26,21 @@ _BUILDER = "deepspeed.ops.op_builder.builder"
 
 @contextmanager
 def watched() -> Iterator[list[str]]:
-    """Yields a list, and fills it with names of what is compiled meanwhile, for extensions also by another rank.
+    """Yields a list, to which names are added of what is compiled in the block: of extensions also by another rank.
 
-    It looks at DeepSpeed and torch's compiler only where they are loaded already, and imports nothing itself.
+    DeepSpeed and torch's compiler are watched only where they are loaded already: this imports nothing.
     """
     compiled: list[str] = []
-    with _extensions(compiled), _blocks(compiled):
+    with _watched_extensions(compiled), _watched_blocks(compiled):
         yield compiled
 
 
 @contextmanager
-def _extensions(compiled: list[str]) -> Iterator[None]:
-    """Meanwhile adds names of DeepSpeed's operators that are compiled to `compiled`, and shows them while they load."""
+def _watched_extensions(compiled: list[str]) -> Iterator[None]:
+    """For the length of a block, adds names of DeepSpeed's operators that are compiled to `compiled`.
+
+    While one loads, the rank's progress shows it.
+    """
     builder = getattr(sys.modules.get(_BUILDER), "OpBuilder", None)
     original = getattr(builder, "jit_load", None)
     if builder is None or original is None:
@@ -45,14 +48,14 @@ def _extensions(compiled: list[str]) -> Iterator[None]:
         return
 
     def jit_load(self: Any, *args: Any, **kwargs: Any) -> Any:
-        libraries_before = _libraries(self.name)
+        libraries_before = _libraries_on_disk(self.name)
         phase = PROGRESS.phase
         PROGRESS.phase = f"loading {self.name}" if libraries_before else f"{COMPILING}{self.name}, once for all runs"
         try:
             return original(self, *args, **kwargs)
         finally:
             PROGRESS.phase = phase
-            if _libraries(self.name) != libraries_before:
+            if _libraries_on_disk(self.name) != libraries_before:
                 compiled.append(self.name)
 
     builder.jit_load = jit_load
@@ -63,38 +66,39 @@ def _extensions(compiled: list[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _blocks(compiled: list[str]) -> Iterator[None]:
-    """Meanwhile shows when torch compiles blocks, and adds `BLOCKS` to `compiled` if any was not on disk."""
+def _watched_blocks(compiled: list[str]) -> Iterator[None]:
+    """For the length of a block, lets the rank's progress show when torch compiles; then adds `BLOCKS` to `compiled`
+    if inductor did not find all that it needed on disk."""
     dynamo = sys.modules.get("torch._dynamo")
     handler = getattr(getattr(dynamo, "callback", None), "callback_handler", None)
     counters = getattr(getattr(dynamo, "utils", None), "counters", None)
     if handler is None or counters is None:
         yield
         return
-    phase = PROGRESS.phase
+    phase_before = PROGRESS.phase
 
-    def begins(_: Any) -> None:
-        nonlocal phase
-        phase = PROGRESS.phase
+    def note_begin(_: Any) -> None:
+        nonlocal phase_before
+        phase_before = PROGRESS.phase
         PROGRESS.phase = COMPILING + BLOCKS
 
-    def ends(_: Any) -> None:
-        PROGRESS.phase = phase
+    def note_end(_: Any) -> None:
+        PROGRESS.phase = phase_before
 
     misses_before = counters["inductor"]["fxgraph_cache_miss"]
-    handler.register_start_callback(begins)
-    handler.register_end_callback(ends)
+    handler.register_start_callback(note_begin)
+    handler.register_end_callback(note_end)
     try:
         yield
     finally:
         with suppress(ValueError):  # the compiler was reset meanwhile
-            handler.remove_start_callback(begins)
-            handler.remove_end_callback(ends)
+            handler.remove_start_callback(note_begin)
+            handler.remove_end_callback(note_end)
         if counters["inductor"]["fxgraph_cache_miss"] > misses_before:
             compiled.append(BLOCKS)
 
 
-def _libraries(name: str) -> dict[str, int]:
+def _libraries_on_disk(name: str) -> dict[str, int]:
     """Returns the libraries in an extension's folder: file name -> time in ns at which it was written."""
     # As `jit_load` does next. The function is torch's own for `load`; a version without it shows no change.
     from torch.utils import cpp_extension

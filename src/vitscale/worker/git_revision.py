@@ -33,43 +33,42 @@ _NO_MATCH = 1
 
 
 def git_revision(folder: Path) -> str | None:
-    """The revision that is checked out around a folder, with "+changes" where tracked files differ from it.
+    """Returns the revision that is checked out around a folder, with "+changes" where tracked files differ from it.
 
-    Git runs up to three times: for the revision, for the names of filters, and for changes without these filters.
-
-    A file whose content a filter changes (Git LFS) counts as changed once its time or size differs from git's index,
-    for the filter is not run. None where there is no git, no repository or no answer.
+    Returns None where there is no git, no repository or no answer. Git runs up to three times: for the revision, for
+    the names of filters, and for changes without these filters. As no filter is run, a file whose content one changes
+    (Git LFS) counts as changed once its time or size differs from git's index.
     """
     git = shutil.which("git")
     if git is None:
         return None
     command = [git, "-C", str(folder), *_setting_options(_SAFE_SETTINGS)]
     try:
-        revision = _output([*command, "rev-parse", "HEAD"])
+        revision = _git_output([*command, "rev-parse", "HEAD"])
         find_filters = ("config", "--null", "--name-only", "--get-regexp", _FILTER_SETTINGS)
-        null_separated = _output([*command, *find_filters], code_without_output=_NO_MATCH)
+        null_separated = _git_output([*command, *find_filters], code_without_output=_NO_MATCH)
         filters = [name for name in null_separated.split("\0") if name]
         if any("=" in name for name in filters):
             return None  # git would take the first "=" for the end of the name, and run the filter
         without_filters = _setting_options(dict.fromkeys(filters, ""))
         # Of a submodule only its revision is looked at: its own configuration would count inside it.
         status = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty")
-        changes = _output([*command, *without_filters, *status])
+        changes = _git_output([*command, *without_filters, *status])
     except (OSError, subprocess.SubprocessError):
         return None
     return f"{revision}+changes" if changes else revision
 
 
 def _setting_options(settings: dict[str, str]) -> list[str]:
-    """Options of git that set these for one command: ["-c", "core.fsmonitor="]."""
+    """Returns options of git that set these for one command: ["-c", "core.fsmonitor="]."""
     options = []
     for name, value in settings.items():
         options += ["-c", f"{name}={value}"]
     return options
 
 
-def _output(command: Sequence[str], code_without_output: int = 0) -> str:
-    """What a git command prints, without white space around it.
+def _git_output(command: Sequence[str], code_without_output: int = 0) -> str:
+    """Returns what a git command prints, without white space around it.
 
     Args:
         command: the program and its arguments.

@@ -15,6 +15,7 @@ from vitscale.probes.traffic import size_ring
 from vitscale.worker.rank_process import RankInfo
 
 _PATIENCE_SECONDS = 10.0
+"""Longest wait for rank 0 to listen."""
 
 
 def device_of(kind: str, rank: RankInfo) -> torch.device:
@@ -47,7 +48,7 @@ def join(rank: RankInfo, device: torch.device, *, alone: bool = False, gradients
     Args:
         rank: which rank this is.
         device: the device of this rank.
-        alone: whether it trains without a process group (`EngineFacts.alone`).
+        alone: whether there is to be no process group, as for an engine that trains on one rank (`EngineFacts.alone`).
         gradients_on_host: whether ranks of GPUs exchange gradients on the host. See `backends`.
     """
     if alone:
@@ -68,12 +69,13 @@ def join(rank: RankInfo, device: torch.device, *, alone: bool = False, gradients
 
 
 def _await_rank_0(address: str, port: int) -> None:
-    """Waits until rank 0 listens. torch would try once and then pause for a random 0.25 to 0.75 s.
+    """Waits until rank 0 listens, for `_PATIENCE_SECONDS` at most. Then torch connects at its first try.
 
-    Anything but a refusal is left to torch, and so is a rank 0 that does not listen within seconds.
+    torch itself would pause after a refusal, for a random 0.25 to 0.75 s. Errors other than a refusal are left to it,
+    and so is a rank 0 that does not listen in time.
     """
-    end = time.monotonic() + _PATIENCE_SECONDS
-    while time.monotonic() < end:
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while time.monotonic() < deadline:
         try:
             socket.create_connection((address, port), timeout=1).close()
         except ConnectionRefusedError:

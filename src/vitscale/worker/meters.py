@@ -41,7 +41,7 @@ def end_meters(meters: Mapping[str, EpochMeter], epoch: int, failures: Mapping[s
         if name in failures:
             problems = [failures[name]]
         else:
-            reading = _reading(meter)
+            reading = _end_meter(meter)
             values = reading.values_by_name
             problems = reading.problems
         reason = f"meter {shown(name)}: {'; '.join(problems)}" if problems else None
@@ -50,15 +50,15 @@ def end_meters(meters: Mapping[str, EpochMeter], epoch: int, failures: Mapping[s
 
 
 class _Reading(NamedTuple):
-    """What a meter has measured in an epoch."""
+    """What a meter of another package has measured in an epoch."""
 
     values_by_name: dict[str, float | None]
     problems: list[str]
     """What is wrong with values that are None, or why there are none."""
 
 
-def _reading(meter: EpochMeter) -> _Reading:
-    """Ends a meter."""
+def _end_meter(meter: EpochMeter) -> _Reading:
+    """Ends a meter and returns its values, with a problem for each that is no finite number, or for all of them."""
     values: dict[str, float | None] = {}
     problems: list[str] = []
     try:
@@ -66,7 +66,7 @@ def _reading(meter: EpochMeter) -> _Reading:
         if not isinstance(answer, Mapping):
             return _Reading({}, [f"end returned {shown(answer)}, and no mapping of names to numbers"])
         for name, value in answer.items():
-            number = _finite(value)
+            number = _finite_number(value)
             values[str(name)] = number
             if number is None:
                 problems.append(f"{shown(str(name))} is {shown(value)}, and no finite number")
@@ -75,8 +75,8 @@ def _reading(meter: EpochMeter) -> _Reading:
     return _Reading(values, problems)
 
 
-def _finite(value: object) -> float | None:
-    """The number, also that of an array or tensor of one; None where it is none, or not finite."""
+def _finite_number(value: object) -> float | None:
+    """Returns a value as a number, also an array or tensor of one element; None where it is no finite number."""
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError, RuntimeError):

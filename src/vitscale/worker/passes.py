@@ -20,7 +20,7 @@ from vitscale.datasets.scenes import Scenes, sliding
 from vitscale.engines.base import Engine
 from vitscale.errors import RequestError
 from vitscale.models.batch_norm import average_statistics, norms_of
-from vitscale.models.losses import NOT_COUNTED, label_losses, resized, slot_loss, tally
+from vitscale.models.losses import NOT_COUNTED, label_losses, resized_to_labels, slot_loss, tally
 from vitscale.models.named import AuxiliaryLogits
 from vitscale.probes.steps import PhaseContext, no_phase
 from vitscale.sources import Dataset, Split
@@ -33,18 +33,18 @@ from vitscale.worker.rank_process import RankInfo
 
 
 class MicroBatch(NamedTuple):
-    """A slot's images and labels on the device."""
+    """One rank's images and labels of one micro-step on the device. Behind the images that count may lie padding."""
 
     images: Callable[[], Tensor]
     """Turns the images, which are kept as they are stored, into what the model takes."""
     labels: Tensor
     """Labels as `counted_labels` gives them."""
-    real: int
-    """Images that count in this slot."""
-    step_real: int
+    real_images: int
+    """Images that count in this micro-batch."""
+    step_images: int
     """Images that count in the whole optimizer step, over all ranks."""
-    step_count: int | Tensor
-    """Number by which the step's loss is divided: its real images or, in segmentation, the pixels that count."""
+    loss_divisor: int | Tensor
+    """Number by which the step's loss is divided: `step_images` or, in segmentation, the pixels that count in it."""
 
 
 class Evaluation(NamedTuple):
@@ -71,16 +71,16 @@ class Passes:
         self.data_ranks = trial.layout.data
         """Number of ranks, or of groups that share a model, that take images of their own."""
         self.coordinates = trial.layout.coordinates(rank.rank)
-        """This rank's place on each axis of the layout."""
-        self.segments = trial.model.task == "segmentation"
+        """This rank's index along each axis by which ranks share the work: data, sequence, tensor, pipeline."""
+        self.is_segmentation = trial.model.task == "segmentation"
         """Whether pixels rather than images have labels."""
         self.classes = trial.model.num_classes
-        self.labelling_ranks = trial.layout.sequence if self.segments else 1
+        self.labelling_ranks = trial.layout.sequence if self.is_segmentation else 1
         """Number of ranks that share the tokens of every image, and label the pixels of some images each."""
         self.norms = norms_of(engine.module)
-        auxiliary_weight = trial.model.auxiliary_weight if self.segments else 0.0
+        auxiliary_weight = trial.model.auxiliary_weight if self.is_segmentation else 0.0
         self.auxiliary = AuxiliaryLogits(engine.module, auxiliary_weight)
-        self.preprocess = _preprocess(trial, dataset, seed)
+        self.preprocess = _preprocess_for(trial, dataset, seed)
 
     def order(self, epoch: int) -> EpochOrder:
         """Returns the order of the training images in an epoch."""
@@ -97,7 +97,7 @@ class Passes:
 
     def batches(self, order: EpochOrder) -> Batches:
         """Returns this rank's batches of an epoch of training."""
-        return self._batches(self.dataset.train, order)
+        return self._batches_of_split(self.dataset.train, order)
 
     def step(self, batches: Iterator[Batch], *, epoch: int, phase: PhaseContext) -> Iterator[MicroBatch]:
         """Yields the micro-batches of an optimizer step on the device.
@@ -106,7 +106,7 @@ class Passes:
         by the number of labelled pixels of all ranks, which must be known before the first backward.
         """
         grad_accum = self.trial.train.grad_accum
-        if self.segments:
+        if self.is_segmentation:
             yield from self._segmentation_step(batches, grad_accum, epoch=epoch, phase=phase)
             return
         for _ in range(grad_accum):
@@ -123,18 +123,18 @@ class Passes:
         on_device = [self._on_device(batch, epoch=epoch, training=True, phase=phase) for batch in on_host]
         with phase("forward"):
             # The number stays on the device, so nobody waits for it. A step without any such pixel has a loss of 0.
-            own_pixels = torch.stack([(batch.labels >= 0).sum() for batch in on_device]).sum()
+            rank_pixels = torch.stack([(batch.labels >= 0).sum() for batch in on_device]).sum()
             # All ranks that share a model count the same pixels.
-            pixels = (total(own_pixels) // self.trial.parallel.ranks_per_model).clamp(min=1)
+            step_pixels = (total(rank_pixels) // self.trial.parallel.ranks_per_model).clamp(min=1)
         for batch in on_device:
-            yield batch._replace(step_count=pixels)
+            yield batch._replace(loss_divisor=step_pixels)
 
     def micro_step(self, batch: MicroBatch, sums: Tensor, *, last: bool, phase: PhaseContext) -> Tensor:
-        """Does forward and backward of one micro-batch; adds to `sums` [3] what `means` takes.
+        """Does forward and backward of one micro-batch, and adds its loss and its correct answers to `sums`.
 
         Args:
             batch: the micro-batch.
-            sums: sum of `tally`s of the epoch so far, on the device.
+            sums: sum [3] of `tally`s of the epoch so far, on the device.
             last: whether it is its step's last one, after which gradients are there.
             phase: context that names what is done.
 
@@ -143,13 +143,15 @@ class Passes:
         """
         with phase("forward"):
             images = batch.images()
-        labels = batch.labels[self._labelled_images(len(batch.labels))]
-        self._set_counted_images(batch.real, len(batch.labels))
+        labels = batch.labels[self._images_labelled_here(len(batch.labels))]
+        self._set_counted_images(batch.real_images, len(batch.labels))
 
         def loss_of(logits: Tensor) -> Tensor:
             if self.classes is not None and logits.shape[1] != self.classes:
-                what = f"the model tells {logits.shape[1]:,} classes apart, and model.num_classes is {self.classes:,}"
-                raise RequestError(what, next_step="Give it one logit for each class of the data")
+                message = (
+                    f"the model tells {logits.shape[1]:,} classes apart, and model.num_classes is {self.classes:,}"
+                )
+                raise RequestError(message, next_step="Give it one logit for each class of the data")
             losses = label_losses(logits, labels)
             with torch.no_grad():
                 sums.add_(tally(losses, logits, labels))
@@ -157,7 +159,7 @@ class Passes:
             if auxiliary_logits is not None:
                 losses = losses + self.auxiliary.weight * label_losses(auxiliary_logits.float(), labels)
             ranks = self.data_ranks * self.labelling_ranks
-            return slot_loss(losses, batch.step_count, ranks, self.trial.train.grad_accum)
+            return slot_loss(losses, batch.loss_divisor, ranks, self.trial.train.grad_accum)
 
         return self.engine.micro_step(images, loss_of, last=last, phase=phase)
 
@@ -178,7 +180,7 @@ class Passes:
             return
         slot_images = len(last_slot.ids)
         images = self._first_images(order, slot_images)
-        buffers = [(buffer, buffer.clone()) for buffer in self.engine.module.buffers()]
+        buffers_and_copies = [(buffer, buffer.clone()) for buffer in self.engine.module.buffers()]
         micro_steps = self.trial.train.grad_accum if self.norms else 1
         cuda_devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(cuda_devices):
@@ -187,8 +189,8 @@ class Passes:
                 self.engine.rehearse(images)
                 self.auxiliary.take()
         with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+            for buffer, copy_before in buffers_and_copies:
+                buffer.copy_(copy_before)
 
     def _first_images(self, order: EpochOrder, count: int) -> Tensor:
         """Returns the first `count` images of this rank in an epoch, ready for the model."""
@@ -201,26 +203,26 @@ class Passes:
         """Measures the model on the held-out images over all ranks; `alive` is called per batch."""
         order = self._held_out_order()
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)
-        classes = (self.trial.model.num_classes or 0) if self.segments else 0
-        confused = torch.zeros(classes, classes, dtype=torch.int64, device=self.device)
+        classes = (self.trial.model.num_classes or 0) if self.is_segmentation else 0
+        confusions = torch.zeros(classes, classes, dtype=torch.int64, device=self.device)
         average_statistics(self.norms)
-        with self._batches(self.dataset.held_out, order) as batches:
+        with self._batches_of_split(self.dataset.held_out, order) as batches:
             for batch in batches:
                 alive()
                 on_device = self._on_device(batch, epoch=0, training=False, phase=no_phase)
-                logits = self._logits(on_device.images())
+                logits = self._held_out_logits(on_device.images())
                 if logits is None:
                     continue  # the rank of the last stage counts
                 labels = on_device.labels
-                if not self._slides:
-                    labels = labels[self._labelled_images(len(labels))]
+                if not self._evaluates_by_windows:
+                    labels = labels[self._images_labelled_here(len(labels))]
                 sums += tally(label_losses(logits, labels), logits, labels)
-                if self.segments:
-                    confused += confusion(logits, labels, classes)
+                if self.is_segmentation:
+                    confusions += confusion(logits, labels, classes)
         held_out = means(total(sums))
-        if not self.segments:
+        if not self.is_segmentation:
             return Evaluation(held_out.loss, held_out.accuracy)
-        pixels = scores(total(confused))
+        pixels = scores(total(confusions))
         return Evaluation(held_out.loss, pixels.accuracy, pixels.mean_iou)
 
     def _held_out_order(self) -> EpochOrder:
@@ -233,9 +235,9 @@ class Passes:
         sizes = micro_batches(self.trial.train, self.data_ranks)
         return EpochOrder(samples, seed=self.seed, epoch=0, micro_batches=sizes, grad_accum=1)
 
-    def _logits(self, images: Tensor) -> Tensor | None:
+    def _held_out_logits(self, images: Tensor) -> Tensor | None:
         """Returns the logits of held-out images, whole or by sliding windows; None where this rank has none."""
-        if not self._slides:
+        if not self._evaluates_by_windows:
             return self.engine.evaluate(images)
         heads: list[Any] = [module for module in self.engine.module.modules() if hasattr(module, "every_image")]
         for head in heads:  # each rank joins the windows of a whole image
@@ -246,12 +248,12 @@ class Passes:
         return logits
 
     @property
-    def _slides(self) -> bool:
+    def _evaluates_by_windows(self) -> bool:
         """Whether held-out images are evaluated by windows that slide over them."""
         return self.trial.data.evaluation == "sliding"
 
     def _set_counted_images(self, real: int, images: int) -> None:
-        """Tells batch norms how many of the coming images count, of those that this rank labels.
+        """Sets in batch norms how many of the coming images count, of those that this rank labels.
 
         Args:
             real: images that count, over the ranks that share their tokens; they come first.
@@ -259,16 +261,20 @@ class Passes:
         """
         if not self.norms:
             return
-        labelled = self._labelled_images(images)
-        labelled_real = min(max(0, real - labelled.start), labelled.stop - labelled.start)
+        labelled = self._images_labelled_here(images)
+        # Of 8 images of which the first 5 count, a rank that labels 4 to 7 labels 1 that counts.
+        real_images = min(max(0, real - labelled.start), labelled.stop - labelled.start)
         for norm in self.norms:
-            norm.real = labelled_real
+            norm.real = real_images
 
-    def _labelled_images(self, images: int) -> slice:
-        """Returns the part of `images` images that this rank labels."""
+    def _images_labelled_here(self, images: int) -> slice:
+        """Returns the positions, among `images` images, of those that this rank labels.
+
+        Ranks that share the tokens of every image (`labelling_ranks`) label equal parts of the images.
+        """
         return even_parts(images, self.labelling_ranks)[self.coordinates.sequence % self.labelling_ranks]
 
-    def _batches(self, split: Split, order: EpochOrder) -> Batches:
+    def _batches_of_split(self, split: Split, order: EpochOrder) -> Batches:
         """Returns this rank's batches of a split; pinned for copies to a GPU."""
         pin = self.device.type == "cuda"
         return Batches(split, order, rank=self.coordinates.data, workers=self.trial.data.workers, pin=pin)
@@ -285,13 +291,13 @@ class Passes:
         return MicroBatch(
             images=make_images,
             labels=labels,
-            real=batch.real,
-            step_real=batch.step_real,
-            step_count=batch.step_real,
+            real_images=batch.real,
+            step_images=batch.step_real,
+            loss_divisor=batch.step_real,
         )
 
 
-def _preprocess(trial: Trial, dataset: Dataset, seed: int) -> Preprocess | Scenes:
+def _preprocess_for(trial: Trial, dataset: Dataset, seed: int) -> Preprocess | Scenes:
     """Returns what makes the model's inputs of stored images: crops where their sizes vary."""
     image_size = trial.model.image_size
     augment = trial.data.augment
@@ -333,9 +339,10 @@ def confusion(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
 
     Only labels that count are in it.
     """
-    answers = resized(logits, labels).argmax(dim=1)
+    answers = resized_to_labels(logits, labels).argmax(dim=1)
     counted = labels >= 0
-    return torch.bincount((labels * classes + answers)[counted], minlength=classes**2).view(classes, classes)
+    cells = labels * classes + answers  # indices into the flattened matrix: with 4 classes, label 2 and answer 1 give 9
+    return torch.bincount(cells[counted], minlength=classes**2).view(classes, classes)
 
 
 class PixelScores(NamedTuple):
@@ -345,16 +352,16 @@ class PixelScores(NamedTuple):
     accuracy: float | None
 
 
-def scores(confused: Tensor) -> PixelScores:
+def scores(confusions: Tensor) -> PixelScores:
     """Returns mean IoU and accuracy from a confusion matrix [classes, classes]. Waits for the device.
 
     A class's intersection over union is TP / (TP + FP + FN) (Everingham et al., "The PASCAL Visual Object Classes
     Challenge", IJCV 2010, section 4.4); the mean is over the classes that are in a label or in an answer.
     """
-    right = confused.diagonal().double()
-    unions = confused.sum(dim=0) + confused.sum(dim=1) - right
+    true_positives = confusions.diagonal().double()  # [classes], as the next two
+    unions = confusions.sum(dim=0) + confusions.sum(dim=1) - true_positives
     occurs = unions > 0
     if not occurs.any():
         return PixelScores(mean_iou=None, accuracy=None)
-    mean_iou = float((right[occurs] / unions[occurs]).mean())
-    return PixelScores(mean_iou, accuracy=float(right.sum() / confused.sum()))
+    mean_iou = float((true_positives[occurs] / unions[occurs]).mean())
+    return PixelScores(mean_iou, accuracy=float(true_positives.sum() / confusions.sum()))

@@ -5,7 +5,7 @@ has what a new process has after its imports. Socket FD is the driver's (`vitsca
 over it, requests one way and messages the other; when it closes, all ends.
 
     {"imports": {"train": {...}, "model": {...}}}   imports what training needs; null: what a check needs
-    {"ready": 2.1}   {"cold": "a reason"}           seconds that the imports took; why runs cannot be forks
+    {"ready": 2.1}   {"cold": "a reason"}           seconds that the imports took; why runs must not be forks
     {"arguments": [...], "environment": {...}, "log": "..."}   starts a run
     {"started": 1234}   {"ended": 1234, "code": 0}  its process id, and later its exit code
 """
@@ -47,7 +47,12 @@ def main(arguments: list[str]) -> NoReturn:
 
 
 class _Server:
-    """Answers a driver's requests."""
+    """Imports and starts runs for a driver.
+
+    The driver first asks for imports, once or more; the answer is "ready" or "cold". Cold means that runs must not be
+    forks of this process: the driver then ends it, and starts ranks as new processes. After "ready" it asks for runs,
+    each of which becomes a fork: it gets "started" at once, and "ended" when the fork has ended.
+    """
 
     def __init__(self, driver: socket.socket) -> None:
         """`driver`: socket to the driver."""
@@ -59,7 +64,7 @@ class _Server:
         signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         self._imports_seconds: float | None = None
         """Seconds that the imports took; None before they are done."""
-        self._set_by_imports: dict[str, str] = {}
+        self._variables_of_imports: dict[str, str] = {}
         """Variables that the imports set; a rank gets them on top of the driver's."""
         self._started: set[int] = set()
         """Process ids of its forks whose end has not been reported to the driver."""
@@ -78,7 +83,7 @@ class _Server:
                     os._exit(0)  # all that it has started is tied to it
                 *lines, incomplete_line = (incomplete_line + chunk).split(b"\n")
                 for line in lines:
-                    self._answer(json.loads(line))
+                    self._handle_request(json.loads(line))
 
     def _report_ended(self) -> None:
         """Sends the exit code of each fork that has ended."""
@@ -95,14 +100,22 @@ class _Server:
         except OSError:
             os._exit(0)
 
-    def _answer(self, request: Mapping[str, Any]) -> None:
-        """Does what one line of the driver asks for."""
-        if "imports" not in request:
-            self._start(request["arguments"], request["environment"], Path(request["log"]))
-            return
+    def _handle_request(self, request: Mapping[str, Any]) -> None:
+        """Does what a line of the driver asks for: imports, or the start of a run."""
+        if "imports" in request:
+            self._import_and_report(request["imports"])
+        else:
+            self._start_run(request["arguments"], request["environment"], Path(request["log"]))
+
+    def _import_and_report(self, trial_fields: Mapping[str, Any] | None) -> None:
+        """Imports what ranks need; sends "ready", or "cold" with the reason why runs must not be forks of this process.
+
+        Args:
+            trial_fields: as in `_import`.
+        """
         try:
-            self._import(request["imports"])
-        except BaseException as error:
+            self._import(trial_fields)
+        except BaseException as error:  # whatever a user's module raises, be it SystemExit
             traceback.print_exc()
             self._send(cold=f"its imports failed: {type(error).__name__}: {error}"[:300])
             return
@@ -113,7 +126,11 @@ class _Server:
             self._send(ready=self._imports_seconds)
 
     def _import(self, trial_fields: Mapping[str, Any] | None) -> None:
-        """Imports what training ranks need, or, without a trial, what ranks of a check need; once for all requests."""
+        """Imports what ranks need; does nothing the second time.
+
+        Args:
+            trial_fields: the fields `train` and `model` of a trial that ranks will train; None: what a check needs.
+        """
         if self._imports_seconds is not None:
             return
         began = time.perf_counter()
@@ -126,10 +143,11 @@ class _Server:
             importlib.import_module("vitscale.worker.session").preload(train, model)
         else:
             importlib.import_module("vitscale.worker.check_stages")
-        self._set_by_imports = {
+        self._variables_of_imports = {
             name: value for name, value in os.environ.items() if environment_before.get(name) != value
         }
-        # All objects so far stay: forks need not copy pages to search them for garbage.
+        # All objects so far stay. The search for garbage writes into each one that it looks at, and a fork would have
+        # to copy the pages; frozen ones are left out of it.
         gc.collect()
         gc.freeze()
         gc.enable()
@@ -141,18 +159,27 @@ class _Server:
         open_files = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
         return unforkable(threads, open_files)
 
-    def _start(self, command: list[str], environment: dict[str, str], log: Path) -> None:
-        """Forks the process that runs the ranks, which are its own forks."""
-        server = os.getpid()
+    def _start_run(self, command: list[str], environment: dict[str, str], log: Path) -> None:
+        """Forks a process that runs `command`, which starts ranks; sends its process id.
+
+        Args:
+            command: argv of `vitscale.processes.local_ranks` for the run.
+            environment: the run's variables.
+            log: file that gets what the run prints.
+        """
+        server_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _leave(lambda: self._run(server, command, environment, log))
+            _work_and_exit(lambda: self._run(server_pid, command, environment, log))
         self._started.add(pid)
         self._send(started=pid)
 
-    def _run(self, parent: int, command: list[str], environment: dict[str, str], log: Path) -> int:
-        """Runs in a fork of process `parent`, and forks the ranks; returns the exit code."""
-        if not end_with_parent(parent):
+    def _run(self, server_pid: int, command: list[str], environment: dict[str, str], log: Path) -> int:
+        """Does a run in a fork of the server: forks the ranks and waits for them; returns the exit code.
+
+        Arguments as in `_start_run`; the end of process `server_pid` ends this one.
+        """
+        if not end_with_parent(server_pid):
             return 1
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -160,40 +187,42 @@ class _Server:
             end.close()
         # By this session the driver finds the ranks: what the kernel shows of a fork's environment is the server's.
         os.setsid()
-        _redirect(log)
+        _redirect_output(log)
         os.environ.clear()
         os.environ.update(environment)
         importlib.invalidate_caches()
-        ranks = parse_module_command(command)
+        local_ranks_command = parse_module_command(command)
         name_process("vitscale ranks")
 
-        def fork(rank_arguments: list[str], variables: Mapping[str, str]) -> int:
-            ranks_parent = os.getpid()
+        def fork_rank(rank_arguments: list[str], variables: Mapping[str, str]) -> int:
+            parent_pid = os.getpid()
             pid = os.fork()
             if pid == 0:
                 arrived_ns = now_ns()
-                rank_command = [ranks.interpreter, *rank_arguments]
-                _leave(lambda: self._run_rank(ranks_parent, rank_command, variables, arrived_ns))
+                rank_command = [local_ranks_command.interpreter, *rank_arguments]
+                _work_and_exit(lambda: self._run_rank(parent_pid, rank_command, variables, arrived_ns))
             return pid
 
-        return local_ranks.main([*ranks.arguments], fork)
+        return local_ranks.main([*local_ranks_command.arguments], fork_rank)
 
-    def _run_rank(self, parent: int, command: list[str], variables: Mapping[str, str], arrived_ns: int) -> NoReturn:
-        """Runs one rank in a fork of process `parent`.
+    def _run_rank(self, parent_pid: int, command: list[str], variables: Mapping[str, str], arrived_ns: int) -> NoReturn:
+        """Does one rank's work in a fork of process `parent_pid`.
 
         Args:
-            parent: process whose end ends this one.
+            parent_pid: process whose end ends this one.
             command: the rank's command, whose last word is the folder of the run.
             variables: its environment.
             arrived_ns: when this process began, by `now_ns`.
         """
-        if not end_with_parent(parent):
+        if not end_with_parent(parent_pid):
             os._exit(1)
-        for number in local_ranks.ASKING:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        # As in a new process: `local_ranks` has handlers of its own for these.
+        for signal_number in local_ranks.FORWARDED_SIGNALS:
+            handler = signal.default_int_handler if signal_number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(signal_number, handler)
         os.environ.clear()
         os.environ.update(variables)
-        os.environ.update(self._set_by_imports)
+        os.environ.update(self._variables_of_imports)
         os.environ[COMPLETE_VARIABLE] = variables[TOKEN_VARIABLE]  # a fork cannot begin again
         name_process(f"vitscale rank {variables.get('RANK', '0')}")
         # New random numbers, as in a new process; torch's seed is the same in every process.
@@ -220,7 +249,7 @@ def unforkable(threads: int, open_files: Sequence[str]) -> str | None:
     return None
 
 
-def _leave(work: Callable[[], int]) -> NoReturn:
+def _work_and_exit(work: Callable[[], int]) -> NoReturn:
     """Does the work of a fork, and ends its process with the exit code of `work`; no caller goes on.
 
     Args:
@@ -253,13 +282,13 @@ def _exit_code_of(work: Callable[[], int]) -> int:
     return 1
 
 
-def _redirect(log: Path) -> None:
+def _redirect_output(log: Path) -> None:
     """Empties this process's standard input, and sends its output and errors to the end of the file `log`."""
     sys.stdout.flush()
     sys.stderr.flush()
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    empty_input = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty_input, 0)
+    os.close(empty_input)
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     os.dup2(output, 1)
     os.dup2(output, 2)

@@ -151,11 +151,11 @@ class Probe:
         if self._script_steps is None:
             return
         if model is not None and parameters is None:
-            parameters = sum(_elements(parameter) for parameter in model.parameters())
+            parameters = sum(_elements_of_parameter(parameter) for parameter in model.parameters())
         self._script_steps.describe(parameters, flops_per_image, precision)
 
 
-def _elements(parameter: Any) -> int:
+def _elements_of_parameter(parameter: Any) -> int:
     """Returns the number of elements of a whole parameter.
 
     ZeRO-3 leaves each rank an empty tensor, and notes the number of elements in its `ds_numel`.

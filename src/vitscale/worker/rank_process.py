@@ -41,13 +41,15 @@ class RankInfo:
     """Seconds from the driver's start of the launcher to here; None where the driver runs on another boot or host."""
 
 
-def with_environment(launch: LaunchFile | None) -> None:
-    """Starts this program again with the run's environment, where the launcher has not passed all of that on.
+def restart_with_environment(launch: LaunchFile | None) -> None:
+    """Starts this program again with the run's environment, if it does not have it; does not return then.
 
-    DeepSpeed's launcher replaces CUDA_VISIBLE_DEVICES, an image's own variables come before those from outside.
+    A launcher may not have passed it on whole: DeepSpeed's replaces CUDA_VISIBLE_DEVICES, and an image's own variables
+    come before those from outside. To set the variables here would come too late: libraries and the interpreter read
+    them as they start, and those who look for a run's processes see only what a program began with.
 
-    Libraries and the interpreter read variables as they start, and those who look for a run's processes see only what a
-    program began with.
+    Args:
+        launch: launch.json; None where no driver has started this, and this process goes on as it is.
     """
     if launch is not None and not launch_file.is_complete(launch):
         environment = launch_file.completed_environment(launch) | {COMPLETE_VARIABLE: launch.token}
@@ -109,17 +111,19 @@ def pin(rank: RankInfo, world: World, device: DeviceName) -> None:
     cores do not suffice (oversubscription).
     """
     os.environ["OMP_NUM_THREADS"] = str(world.threads_per_rank)
-    # CUDA numbers GPUs by their speed unless told, NVML by their bus: among unlike ones these would be different GPUs.
+    # By default CUDA numbers GPUs by their speed, and NVML by their bus. Where a host's GPUs differ in speed, the same
+    # number would then be another GPU.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if bound_by_launcher():
         return
-    visible_gpu_nodes: list[int | None] = []
+    visible_gpu_nodes: list[int | None] = []  # the memory node of each GPU
     host_gpu_nodes: list[int | None] = []
     ranks = world.ranks_per_node
     if device == "cuda":
         with contextlib.suppress(GpusUnreadable):
             visible_gpu_nodes = [gpu.numa_node for gpu in visible_gpus()]
-        if 0 < len(visible_gpu_nodes) < ranks:
+        sees_own_gpu_only = 0 < len(visible_gpu_nodes) < ranks
+        if sees_own_gpu_only:
             host_gpu_nodes = [gpu.numa_node for gpu in host_gpus()]
     cores = share_of_cores(
         rank.local_rank,
@@ -140,7 +144,7 @@ def now_ns() -> int:
 
 
 class Body(Protocol):
-    """The work of a run's or a check's ranks, read from the folder."""
+    """What ranks are started for: a run (`Train`) or a check (`Check`), read from its folder."""
 
     name: str
     """Its name in messages."""
@@ -175,7 +179,7 @@ def run_rank(folder: Path, read: Callable[[Path], Body], arrived_ns: int) -> NoR
         arrived_ns: when this process began its work, on the monotonic clock.
     """
     launch = launch_file.read(folder)
-    with_environment(launch)
+    restart_with_environment(launch)
     die_with_parent(launch)
     # A rank that a user starts by hand finds the user's modules where it is started.
     append_to_search_path([str(Path.cwd())] if launch is None else launch.import_folders)
@@ -190,12 +194,12 @@ def run_rank(folder: Path, read: Callable[[Path], Body], arrived_ns: int) -> NoR
         sys.exit(
             f"vitscale: the launcher made this rank {rank.rank} of {rank.world_size}, and the {body.name} has {size}"
         )
-    heartbeat = _heartbeat(launch, rank.rank, folder)
+    heartbeat = _begin_heartbeat(launch, rank.rank, folder)
     pin(rank, body.world, body.device)
     log = RankLog(folder, rank.rank, at_once=body.at_once)
     exit_code = 0
     try:
-        kept_alive = body.work(rank, log, folder, launch)  # noqa: F841 - see `Body.work`
+        not_destroyed = body.work(rank, log, folder, launch)  # noqa: F841 - see `Body.work`
         log.write(EndLine())
         log.close()
     except BaseException as error:
@@ -212,8 +216,11 @@ def run_rank(folder: Path, read: Callable[[Path], Body], arrived_ns: int) -> NoR
     os._exit(exit_code)
 
 
-def _heartbeat(launch: LaunchFile | None, rank: int, folder: Path) -> Heartbeat | None:
-    """Begins to send signs of life to the driver; None where none listens. Ends the process if it cannot be reached."""
+def _begin_heartbeat(launch: LaunchFile | None, rank: int, folder: Path) -> Heartbeat | None:
+    """Begins to send beats to the driver, and returns the heartbeat; None where no driver listens.
+
+    Ends the process where the driver cannot be reached.
+    """
     if launch is None or launch.lifeline is None:
         return None
     stacks = folder / f"stack-rank-{rank}.txt"
@@ -228,7 +235,7 @@ def _heartbeat(launch: LaunchFile | None, rank: int, folder: Path) -> Heartbeat 
         sys.exit(f"vitscale: rank {rank} cannot reach the driver at {launch.lifeline}: {error}")
 
 
-_MOST_LETTERS = 16_000
+_MOST_LETTERS_OF_TEXT = 16_000
 """Longest message, and longest traceback, in the record of an error."""
 _MEMORY_MESSAGES = (
     "out of memory",
@@ -237,7 +244,7 @@ _MEMORY_MESSAGES = (
     "not enough memory",
     "_status_alloc_failed",  # of cuBLAS, cuDNN, cuSOLVER, ...
 )
-"""Words for it in lower case: the kernel's, glibc's and torch's differ in that."""
+"""Parts of messages that say that memory ran out, in small letters: the kernel, glibc and torch differ in that."""
 
 
 def error_line(error: BaseException, log: RankLog | None = None) -> ErrorLine:
@@ -248,19 +255,21 @@ def error_line(error: BaseException, log: RankLog | None = None) -> ErrorLine:
         log: the rank's own log; None: nothing is known of its disk.
     """
     text = "".join(traceback.format_exception(error))
-    if len(text) > _MOST_LETTERS:
-        text = f"{text[: _MOST_LETTERS // 2]}\n...\n{text[-_MOST_LETTERS // 2 :]}"
+    if len(text) > _MOST_LETTERS_OF_TEXT:
+        beginning = text[: _MOST_LETTERS_OF_TEXT // 2]
+        end = text[-_MOST_LETTERS_OF_TEXT // 2 :]
+        text = f"{beginning}\n...\n{end}"
     return ErrorLine(
         error_type=type(error).__name__,
-        message=str(error)[:_MOST_LETTERS],
+        message=str(error)[:_MOST_LETTERS_OF_TEXT],
         traceback=text,
-        out_of_memory=any(map(_is_out_of_memory, _chain(error))),
+        out_of_memory=any(map(_is_out_of_memory, _error_chain(error))),
         disk_full=log is not None and _is_disk_full(error, log),
         unix_seconds=time.time(),
     )
 
 
-def _chain(error: BaseException) -> list[BaseException]:
+def _error_chain(error: BaseException) -> list[BaseException]:
     """Returns `error`, what it was raised from, what that was raised from, and so on.
 
     Running out of memory in a user's model arrives wrapped in a message.
@@ -274,21 +283,24 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _is_disk_full(error: BaseException, log: RankLog) -> bool:
-    """Whether the disk of the run's own records is full.
+    """Whether the error says that the disk of the run's own records is full.
 
-    Another one (a script's checkpoints, /dev/shm) is that script's to care for: other runs may be well without it.
+    A script may fill another disk (with its checkpoints, or /dev/shm), which says nothing about other runs.
     """
     if not isinstance(error, OSError) or error.errno not in DISK_FULL_ERRORS:
         return False
     if error is log.failure:
         return True
+    run_folder = log.path.parent
     try:
-        # What was being written may be gone by now, and a quota of the user's is in no count of free blocks.
+        # First by the file that could not be written: what took the room may be gone by now, and a quota of the user's
+        # is in no count of free blocks.
         if isinstance(error.filename, str):
             folder = _nearest_folder(Path(error.filename).absolute())
-            if folder.stat().st_dev == log.path.parent.stat().st_dev:
+            is_same_disk = folder.stat().st_dev == run_folder.stat().st_dev
+            if is_same_disk:
                 return True
-        return is_full(log.path.parent)
+        return is_full(run_folder)
     except OSError:
         return False
 

@@ -9,7 +9,7 @@ progress and its record. It knows nothing of models and data.
         loss = train(batch)
         recorder.end_step(images=len(batch), loss=loss)
         if recorder.has_profile:
-            recorder.read_profile(lambda unknown: unknown)
+            recorder.write_profile(lambda unknown: unknown)
     measures = recorder.end_epoch()
 
 A step is timed from the end of the one before, so that the wait for its data counts wherever that is fetched. What is
@@ -29,7 +29,15 @@ from torch import Tensor
 
 from vitscale.engines.step_schedule import timed_stretch
 from vitscale.probes.resources import ResourceProbe
-from vitscale.probes.steps import Explainer, LineOf, PhaseContext, StepClock, finish_device_work, step_clock
+from vitscale.probes.steps import (
+    Explainer,
+    LineOf,
+    PhaseContext,
+    StepClock,
+    TimedStep,
+    finish_device_work,
+    step_clock,
+)
 from vitscale.probes.traffic import COUNTED_STEPS, FIRST_USUAL_STEP, NO_GROUP, TrafficCounter
 from vitscale.store import RankLog
 from vitscale.store.records import PhaseLine, ResourcesLine, StepLine, TrafficLine
@@ -52,7 +60,17 @@ class EpochMeasures(NamedTuple):
 
 
 class StepRecorder:
-    """Records one rank's steps. All ranks call `begin_epoch`, `resume` and `read_profile` at the same steps."""
+    """Records one rank's steps. All ranks call `begin_epoch`, `resume` and `write_profile` at the same steps.
+
+    The recorder is in one of three states; in two of them its clock runs:
+
+        paused         from the start, and from `pause` until `resume` or `begin_epoch`; the clock stands still
+        between steps  the clock runs: the next step is timed from here
+        in a step      from `begin_step` until `end_step`, or until `drop_step` or `pause` drops the step
+
+    Steps are light (timed alone), or explained: in a block of steps that follow each other, under the profiler. After
+    such a block `has_profile` is set until the caller calls `write_profile`.
+    """
 
     step: int
     """Number of the step under way, and between two steps that of the next one."""
@@ -65,7 +83,7 @@ class StepRecorder:
     is_paused: bool
     """Whether the clock stands still: `resume` comes before the next step."""
     has_profile: bool
-    """Whether a block of explained steps is over, so that `read_profile` is to be called before the next step."""
+    """Whether a block of explained steps is over, so that `write_profile` is to be called before the next step."""
     phase: PhaseContext
     """Context for a part of a step, by its name."""
     resources: ResourceProbe
@@ -114,8 +132,8 @@ class StepRecorder:
 
         # Blocks of explained steps.
         self.has_profile = False
-        self._met_before: int | None = None
-        """The explained step before which ranks have met."""
+        self._met_before_step: int | None = None
+        """First step of the latest block of explained steps, before which all ranks waited for each other."""
         if "explained" in planned_windows:
             self._explainer.warm_up()
 
@@ -178,7 +196,7 @@ class StepRecorder:
 
     @property
     def is_counting(self) -> bool:
-        """Whether steps to come are counted rather than recorded: see `count_traffic`."""
+        """Whether the steps from here on are trained for their traffic, and not recorded: see `count_traffic`."""
         return self._traffic.steps_to_come > 0
 
     @property
@@ -197,7 +215,7 @@ class StepRecorder:
         """Begins the next step; does nothing within a step."""
         if self._step_context is not None:
             return
-        if self._traffic.steps_to_come > 0:
+        if self.is_counting:
             self._step_context = self._traffic.context(self.step)
             self._step_context.__enter__()
             return
@@ -220,15 +238,17 @@ class StepRecorder:
         Raises:
             OSError: the record cannot be written any more.
         """
-        if self._traffic.steps_to_come > 0:
+        if self.is_counting:
             self._end_counted_step()
             return
-        if self.step + 1 == self._stretch.planned.start:
-            # In the step before the stretch, which is not timed, counters may be asked.
-            self._stretch.begin_if_planned(self.step + 1)
+        next_step = self.step + 1
+        if next_step == self._stretch.planned.start:
+            # Reading the counters takes time, so it is done in this step, which is not timed.
+            self._stretch.begin_if_planned(next_step)
         warmup = self.step < self._warmup_steps
-        line = partial(StepLine, step=self.step, epoch=self.epoch, images=images, warmup=warmup, window=self.window)
-        self._write_steps(self._clock.mark(line, loss))
+        # The line lacks `seconds` and `loss`, which a GPU's clock knows some steps later.
+        line_of = partial(StepLine, step=self.step, epoch=self.epoch, images=images, warmup=warmup, window=self.window)
+        self._write_steps(self._clock.mark(line_of, loss))
         self._leave_step()
         if self._first_step is not None:
             self._log.write(self._first_step.end(self._device))
@@ -237,7 +257,8 @@ class StepRecorder:
         self.step += 1
         self.window = self._window_of(self.step)
         if was_explained:
-            self.has_profile = self.window != "explained" or self.step == len(self._windows)
+            is_end_of_plan = self.step == len(self._windows)
+            self.has_profile = self.window != "explained" or is_end_of_plan
         self._log.check()
 
     def drop_step(self) -> None:
@@ -248,14 +269,18 @@ class StepRecorder:
         if self._step_context is None:
             return
         self._undo_step()
-        if self._stretch.is_sampled:  # what this step has used cannot be told from what was used before it
+        if self._stretch.is_sampled:  # the counters hold what this step has used, together with the steps before
             self._stretch.discard()
             self._stretch.begin_if_planned(self.step)
         self._clock.start()  # without a barrier: it may be this rank alone that goes on after an error
 
     def abort(self) -> None:
         """Undoes what the step under way has changed in this process, as after an error. It waits for nothing."""
-        self._leave_step(_StepDropped())  # else the counter of traffic would take the step for a whole one
+        context = self._step_context
+        self._step_context = None
+        if context is not None:
+            # As if an error had ended the block, or the counter of traffic would take the step for a whole one.
+            context.__exit__(_StepDropped, _StepDropped(), None)
         if self._first_step is not None:
             self._first_step.end_watch()
             self._first_step = None
@@ -266,12 +291,12 @@ class StepRecorder:
             self.abort()
             self._explainer.drop_block()
 
-    def _leave_step(self, dropped: _StepDropped | None = None) -> None:
-        """Leaves the context of the step under way, if there is one; with `dropped` nothing of the step counts."""
+    def _leave_step(self) -> None:
+        """Leaves the context of a step that is over; does nothing between two steps."""
         context = self._step_context
         self._step_context = None
         if context is not None:
-            context.__exit__(None if dropped is None else _StepDropped, dropped, None)
+            context.__exit__(None, None, None)
 
     def _window_of(self, step: int) -> StepWindow:
         """Returns the window of a step; one beyond the plan is like the plan's last."""
@@ -279,24 +304,25 @@ class StepRecorder:
             return self._windows[step]
         return self._windows[-1] if self._windows else "light"
 
-    def _write_steps(self, timed: Sequence[tuple[LineOf, float, float]]) -> None:
-        """Writes steps whose time is known, as `StepClock.mark` returns them."""
-        for line_of, seconds, loss in timed:
-            self.step_seconds += seconds
-            self._log.write(line_of(seconds=seconds, loss=loss))
+    def _write_steps(self, steps: Sequence[TimedStep[LineOf]]) -> None:
+        """Writes a line for each step whose time is known. A step's mark makes its line."""
+        for step in steps:
+            self.step_seconds += step.seconds
+            self._log.write(step.mark(seconds=step.seconds, loss=step.loss))
 
     # Profiles
 
     def _begin_block(self) -> None:
-        """Starts the profiler, and then lets all ranks meet.
+        """Starts the profiler, waits until all ranks have started theirs, and starts the clock.
 
-        Else the explained step would wait for a rank whose profiler is slower to start. They do not meet again for a
-        block that begins a second time, since this rank may be the only one that has dropped it.
+        Else the explained step would wait for a rank whose profiler is slower to start. A block that begins a second
+        time at the same step, because its step was dropped, waits for no rank: this rank may be the only one that has
+        dropped it.
         """
         self._explainer.begin_block()
-        if self._met_before != self.step:
+        if self._met_before_step != self.step:
             barrier()
-            self._met_before = self.step
+            self._met_before_step = self.step
         self._clock.start()
 
     @property
@@ -304,18 +330,20 @@ class StepRecorder:
         """Phases that were named in the block of explained steps."""
         return self._explainer.named_phases
 
-    def read_profile(self, with_reasons: Callable[[Mapping[str, str]], Mapping[str, str]]) -> None:
-        """Writes what the profiler saw in a block of explained steps, which takes tens of milliseconds.
+    def write_profile(self, with_reasons: Callable[[Mapping[str, str]], Mapping[str, str]]) -> None:
+        """Writes a line for each step of the block of explained steps that is over; clears `has_profile`.
 
-        All ranks then go on together. In a pause they do not wait for each other here, since they meet after it.
+        This takes tens of milliseconds, which must be in no step: so the ranks then wait for each other, and the clock
+        starts anew. In a pause neither is done here, because `resume` does both.
 
         Args:
-            with_reasons: is called with the parts of a step that are unknown, each with its reason. Returns them
-                together with those that the caller knows of.
+            with_reasons: is called with the parts of a step that the profile does not show, as {"forward": "why"}.
+                Returns them together with the parts that the caller knows to be missing.
         """
         self.has_profile = False
         for line in self._explainer.end_block(self._rank.rank):
-            self._log.write(line.model_copy(update={"unknown": dict(with_reasons(line.unknown))}))
+            unknown_parts = dict(with_reasons(line.unknown))
+            self._log.write(line.model_copy(update={"unknown": unknown_parts}))
         if not self.is_paused:
             barrier()
             self._clock.start()
@@ -331,8 +359,8 @@ class StepRecorder:
         """Records no more steps: counts what some steps to come send.
 
         Args:
-            unusual_steps: how many of the steps to come send something else than later ones, for the caller's reasons.
-                They are not counted, nor are the first steps of a process (`FIRST_USUAL_STEP`).
+            unusual_steps: how many of the steps to come send something else than later ones, for a reason that the
+                caller knows. They are not counted, nor are the first steps of a process (`FIRST_USUAL_STEP`).
 
         Returns:
             The number of steps that the caller has to train for this. It is 0 without a process group.
@@ -353,7 +381,11 @@ class StepRecorder:
 
 
 class _TrafficSteps:
-    """The steps after the recorded ones: what the last `COUNTED_STEPS` of them send is counted."""
+    """The steps after the recorded ones. What the last `COUNTED_STEPS` of them send is counted.
+
+    The others come first, because they may send something else. `plan` begins these steps, and `steps_to_come` falls
+    to 0 with the last one.
+    """
 
     def __init__(self) -> None:
         """Looks at the process group, which exists by now if there is to be one."""
@@ -377,7 +409,7 @@ class _TrafficSteps:
         return self.steps_to_come
 
     def context(self, step: int) -> AbstractContextManager[object]:
-        """Returns the context around one of these steps, which counts what is sent if the step is usual."""
+        """Returns the context around one of these steps, which counts what is sent if it is among the last."""
         is_usual = self.steps_to_come <= COUNTED_STEPS
         return self._counter.step(step) if is_usual else nullcontext()
 
@@ -414,7 +446,8 @@ class _FirstStep:
 class TimedStretch:
     """Measures the resources that a rank uses in the longest unbroken stretch of an epoch's timed steps.
 
-    One stretch is planned. A pause ends it; the rest of the planned steps is then another stretch.
+    One stretch is planned: the light steps after the warm-up. A pause ends it; the rest of the planned steps is then
+    another stretch. `begin_if_planned` and `start_clocks` begin one; `end` or `discard` ends it.
     """
 
     def __init__(self, probe: ResourceProbe, epoch: int, planned: range) -> None:
@@ -434,8 +467,8 @@ class TimedStretch:
         return self._first_step is not None
 
     def begin_if_planned(self, step: int) -> None:
-        """Begins to sample before this step, if it is planned."""
-        if step in self.planned or step == self.planned.start:  # the plan is empty where an epoch has no steps
+        """Begins to sample before this step, if it is a planned one, or if no steps are planned at all."""
+        if step in self.planned or step == self.planned.start:  # an epoch without steps has an empty range here
             self._probe.begin()
             self._first_step = step
 

@@ -9,28 +9,30 @@ ScriptPhase = Literal["data", "h2d", "forward", "backward", "optimizer"]
 SCRIPT_PHASES: tuple[str, ...] = get_args(ScriptPhase)
 
 
-def images_in(batch: Any, images: int | Callable[[Any], int] | None, accumulate: int) -> int:
+def images_in_batch(batch: Any, images: int | Callable[[Any], int] | None, accumulate: int) -> int:
     """Returns the number of images in one of the batches of a step.
 
     Args:
         batch: the batch.
-        images: number of images in the whole step, which its batches share evenly, or a function that returns the
-            number in a batch. None: they are counted in the batch.
+        images: what `Probe.steps` got. A number is that of the whole step, which its batches share evenly. A function
+            returns the number in a batch. None: the images are counted in the batch.
         accumulate: number of batches in a step.
 
     Raises:
         ValueError: they are to be counted, and the batch holds no tensor.
     """
+    if images is None:
+        return images_of(batch)
     if callable(images):
         return images(batch)
-    return images_of(batch) if images is None else images // accumulate
+    return images // accumulate
 
 
 def images_of(batch: Any) -> int:
-    """Returns the length of the first tensor in a batch.
+    """Returns the number of images in a batch: the length of its first tensor, as 8 for one of [8, 3, 224, 224].
 
     Raises:
-        ValueError: there is none.
+        ValueError: the batch holds no tensor.
     """
     shape = _first_shape(batch)
     if shape is None:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -27,17 +28,32 @@ from vitscale.trial.trial import samples_used, steps_per_epoch
 from vitscale.worker.environment import start_line
 from vitscale.worker.rank_process import RankInfo
 from vitscale.worker.recorder import StepRecorder
-from vitscale.worker.script_arguments import SCRIPT_PHASES, ScriptPhase, images_in
+from vitscale.worker.script_arguments import SCRIPT_PHASES, ScriptPhase, images_in_batch
 
 _UNNAMED = "the script does not name this phase of its steps: probe.phase({phase!r})"
 _NO_BATCH: Any = object()
 _PART_OF_PHASE = {"data": "data_wait", "forward": "forward", "backward": "backward", "optimizer": "optimizer"}
 
 
-class _BatchLoop:
-    """Counts what a script's loop over the batches of one loader has taken.
+class _StepStage(Enum):
+    """How far a script's loop over batches is in its step."""
 
-    The loop itself does not say where its steps end: a step is `accumulate` batches.
+    TAKING_BATCHES = auto()
+    """Batches of the step are to come. So it also is between two steps."""
+    TRAINING_LAST_BATCH = auto()
+    """The script has the last batch of the step, and no optimizer has stepped since it got it."""
+    OPTIMIZER_STEPPED = auto()
+    """An optimizer has stepped since then: the step is trained."""
+
+
+class _BatchLoop:
+    """Follows a script's loop over the batches of one loader, and says how far its step is.
+
+    A step is `accumulate` batches. Its stages follow each other in this order:
+
+        TAKING_BATCHES       -> TRAINING_LAST_BATCH  by `take`, with the step's last batch
+        TRAINING_LAST_BATCH  -> OPTIMIZER_STEPPED    by `note_optimizer_step`
+        either of these two  -> TAKING_BATCHES       by `end_step`
     """
 
     def __init__(self, loader: Iterable[Any], accumulate: int) -> None:
@@ -46,15 +62,12 @@ class _BatchLoop:
         self._length = _length_of(loader)
         self._batches_taken = 0
         self._step_images = 0
-        """Images so far of the step whose batches are being taken; 0 after its last batch."""
-        self.images_in_hand: int | None = None
-        """Images of the step whose last batch the script has in hand; None while batches of it are to come."""
-        self.optimizer_stepped = False
-        """Whether an optimizer has stepped since that batch."""
+        """Images in the batches so far of the step under way."""
+        self.stage = _StepStage.TAKING_BATCHES
         self.short_images: int | None = None
-        """Images of the latest step if they were too few; None else. That is right only if no batch follows."""
+        """Images of the latest step if they were too few; None else. Too few are right only if no batch follows."""
 
-    def fills_step(self) -> bool:
+    def has_whole_step(self) -> bool:
         """Whether the loader has enough batches for another step.
 
         True where its length is unknown, or where it has given more batches than its length.
@@ -69,9 +82,19 @@ class _BatchLoop:
         self._step_images += images
         is_last_of_step = self._batches_taken % self._accumulate == 0
         if is_last_of_step:
-            self.images_in_hand = self._step_images
-            self.optimizer_stepped = False
-            self._step_images = 0
+            self.stage = _StepStage.TRAINING_LAST_BATCH
+
+    def note_optimizer_step(self) -> None:
+        """Notes that an optimizer has stepped, which matters only after the last batch of a step."""
+        if self.stage is _StepStage.TRAINING_LAST_BATCH:
+            self.stage = _StepStage.OPTIMIZER_STEPPED
+
+    def end_step(self) -> int:
+        """Ends the step whose batches are all taken, and returns its images."""
+        images = self._step_images
+        self._step_images = 0
+        self.stage = _StepStage.TAKING_BATCHES
+        return images
 
 
 def _length_of(loader: Iterable[Any]) -> int | None:
@@ -111,8 +134,15 @@ class ScriptSteps:
     """Records one rank's steps of a script.
 
     A script marks them by its Probe: as blocks (`one_step`), as a loop over batches (`batches`), or by a library's
-    events (`begin_step`, `end_step`, `drop_step`). After each step the next one begins at once, so that a step is timed
-    from the end of the one before.
+    events (`begin_step`, `end_step`, `drop_step`). At any time this is in one of four states:
+
+        not started  no step has begun; `_recorder` is None, since the script may not have chosen its device yet
+        in a step    a step is timed. `end_step` begins the next one at once, so that the wait for its data is in it
+        paused       the clock stands still: the script evaluates, saves, or has left its loop over batches
+        done         as many steps are recorded and counted as the study asks for; marking steps does nothing now
+
+    `begin_step` leads from "not started" and from "paused" into a step; `_pause` leads out of it and drops the step
+    under way. `_resume` starts the clock after a pause, which all ranks do together.
     """
 
     def __init__(self, header: RunHeader, rank: RankInfo, log: RankLog, began: float) -> None:
@@ -183,34 +213,33 @@ class ScriptSteps:
     def batches(
         self, loader: Iterable[Any], accumulate: int, images: int | Callable[[Any], int] | None
     ) -> Iterator[Any]:
-        """Yields a loader's batches, and ends a step after every `accumulate` of them; see `Probe.steps`.
+        """Yields a loader's batches, and records every `accumulate` of them as a step; see `Probe.steps`.
+
+        It is over in one of four ways. In the first two it pauses: what comes next is not training.
+        - No batch is left, or enough is measured.
+        - The loader raises, or a batch has other images than the study says.
+        - The script leaves its loop (`break`, or an error there): see `_leave_loop`.
+        - The script begins another loop, or ends, while it still holds this generator. `_leave_loop` is then called
+          from there, and `self._loop` is no longer this loop. When Python closes the generator later, nothing is left
+          to do here.
+
+        Args:
+            loader: gives this rank's batches.
+            accumulate: number of batches in a step.
+            images: as in `images_in_batch`.
 
         Raises:
-            ValueError: `accumulate` is not what the trial has.
+            ValueError: the number of micro-steps or of images is not the study's.
         """
         self._check_accumulation(accumulate)
         self._leave_loop()
         self._resume()
-        loop = self._loop = _BatchLoop(loader, accumulate)
+        loop = _BatchLoop(loader, accumulate)
+        self._loop = loop
         try:
-            batches = iter(loader)
-            while not self.done:
-                if loop.fills_step():
-                    self.begin_step()
-                else:
-                    self._pause()
-                for _micro_step in range(accumulate):
-                    with self.phase("data"):
-                        batch = next(batches, _NO_BATCH)
-                    if batch is _NO_BATCH:
-                        return
-                    if loop.short_images is not None:
-                        self._check_images(loop.short_images)
-                    loop.take(images_in(batch, images, accumulate))
-                    self._work.has_begun = True
-                    yield batch
-                self._end_step_of(loop)
-        except GeneratorExit:  # `break`, or an error in the script: this generator is thrown away
+            batches = iter(loader)  # kept until the step is over: ending it may wait for a DataLoader's processes
+            yield from self._batches_of_steps(loop, batches, accumulate, images)
+        except GeneratorExit:  # how Python closes a generator that nobody reads from any more
             if self._loop is loop:
                 self._leave_loop_quietly()
             raise
@@ -219,6 +248,36 @@ class ScriptSteps:
                 self._loop = None
                 self._pause()
 
+    def _batches_of_steps(
+        self, loop: _BatchLoop, batches: Iterator[Any], accumulate: int, images: int | Callable[[Any], int] | None
+    ) -> Iterator[Any]:
+        """Yields a loader's batches; begins a step before the first batch of each and ends it after the last.
+
+        Code after the `yield` runs when the script asks for the next batch: it has then trained the one before.
+
+        Args:
+            loop: counts the batches.
+            batches: what is left of the loader's batches.
+            accumulate: number of batches in a step.
+            images: as in `images_in_batch`.
+        """
+        while not self.done:
+            if loop.has_whole_step():
+                self.begin_step()
+            else:
+                self._pause()  # the last batches are too few for a step: the script trains them, and they are in none
+            for _micro_step in range(accumulate):
+                with self.phase("data"):
+                    batch = next(batches, _NO_BATCH)
+                if batch is _NO_BATCH:
+                    return
+                if loop.short_images is not None:
+                    self._check_images(loop.short_images)  # a batch follows: that step was not the loader's last
+                loop.take(images_in_batch(batch, images, accumulate))
+                self._work.has_begun = True
+                yield batch
+            self._end_step_of(loop)
+
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Leaves what is not training out of all steps; see `Probe.pause`.
@@ -226,9 +285,9 @@ class ScriptSteps:
         In a loop over batches a step whose optimizer has stepped ends here. Any other step under way is dropped.
         """
         loop = self._loop
-        if loop is not None and loop.optimizer_stepped:
+        if loop is not None and loop.stage is _StepStage.OPTIMIZER_STEPPED:
             self._end_step_of(loop)
-        if self._has_step_in_hand:
+        if self._has_trained_in_step:
             self._steps_dropped_by_pauses += 1
         # Ranks meet after a pause. If it fails they do so before the next step: the others may wait for this rank.
         self._pause()
@@ -284,7 +343,7 @@ class ScriptSteps:
         if self.done:
             return
         if self._recorder is None:
-            self._recorder = self._start()
+            self._recorder = self._start_recorder()
         if self._recorder.is_paused:
             self._resume()
         self._recorder.begin_step()
@@ -318,38 +377,41 @@ class ScriptSteps:
             self._recorder.drop_step()
 
     def _end_step_of(self, loop: _BatchLoop) -> None:
-        """Ends the step whose last batch the script has in hand, unless it has ended, as in a pause."""
-        images = loop.images_in_hand
-        loop.images_in_hand = None
-        loop.optimizer_stepped = False
-        if images is None:
+        """Ends the step whose batches the script has all taken; does nothing if a pause has ended it already."""
+        if loop.stage is _StepStage.TAKING_BATCHES:
             return
+        images = loop.end_step()
         is_short = images < self._step_images
         loop.short_images = images if is_short else None
         self.end_step(images, allow_fewer_images=is_short)
 
     def _record_what_is_over(self, recorder: StepRecorder) -> None:
-        """Records what has ended with the latest step: a block of explained steps, or all steps to record or count."""
+        """Records what has ended with the latest step: a block of explained steps, or all steps of the script.
+
+        After the last step to record come a few whose traffic is counted, if there is a process group.
+        """
         if recorder.has_profile:
-            recorder.read_profile(self._with_unnamed_phases)
+            recorder.write_profile(self._with_unnamed_phases)
+        if self.step_limit is None:
+            return
         if recorder.step == self.step_limit:
             self._record_epoch(recorder)
             recorder.count_traffic()
-        is_recorded = self.step_limit is not None and recorder.step >= self.step_limit
-        if is_recorded and not recorder.is_counting:
+        if recorder.step >= self.step_limit and not recorder.is_counting:
             self.done = True
             PROGRESS.phase = "script, measured"
 
     @property
-    def _has_step_in_hand(self) -> bool:
+    def _has_trained_in_step(self) -> bool:
         """Whether a step is under way that the script has begun to train."""
         return self._work.has_begun and self._recorder is not None and self._recorder.is_in_step
 
     def _leave_loop(self) -> None:
         """Pauses after a loop over batches that the script has left early, if there is one.
 
-        A step whose last batch the script has in hand counts if its optimizer has stepped. Else it is dropped, and
-        `end` prints how many were. This waits for no other rank: an error may have ended the loop on this rank alone.
+        A step that the script has begun to train is recorded if all of its batches are taken and its optimizer has
+        stepped. Else it is dropped, and `end` prints how many were. This waits for no other rank: an error may have
+        ended the loop on this rank alone.
 
         Raises:
             ValueError: the study says other images than those of the step in hand.
@@ -359,18 +421,18 @@ class ScriptSteps:
         if loop is None:
             return
         recorder = self._recorder
-        images = loop.images_in_hand
-        if recorder is None or not self._has_step_in_hand:
+        if recorder is None or not self._has_trained_in_step:
             self._pause()
-        elif images is None or not loop.optimizer_stepped:
+        elif loop.stage is _StepStage.OPTIMIZER_STEPPED:
+            images = loop.end_step()
+            self._check_images(images, allow_fewer=True)
+            recorder.end_step(images, self._take_mean_loss())
+            self._pause()  # and not `begin_step`, which would wait for other ranks
+            self._record_what_is_over(recorder)
+        else:
             if not recorder.is_counting:
                 self._steps_dropped_by_breaks += 1
             self._pause()
-        else:
-            self._check_images(images, allow_fewer=True)
-            recorder.end_step(images, self._take_mean_loss())
-            self._pause()
-            self._record_what_is_over(recorder)
 
     def _leave_loop_quietly(self) -> None:
         """Leaves a loop whose generator is thrown away.
@@ -391,11 +453,11 @@ class ScriptSteps:
             self._recorder.pause(step_has_work=has_work)
 
     def _resume(self) -> None:
-        """Goes on with training after something else: the ranks' clocks start together."""
+        """Starts the clock after something that was no training, on all ranks together; counts the epochs between."""
         recorder = self._recorder
         if recorder is None or self.done:
             return
-        recorder.pause(step_has_work=self._work.has_begun)
+        recorder.pause(step_has_work=self._work.has_begun)  # a step may have begun: `end_step` begins the next one
         if recorder.step > self._epoch_first_step:  # two pauses without a step between them are no epoch
             recorder.epoch += 1
             self._epoch_first_step = recorder.step
@@ -403,7 +465,7 @@ class ScriptSteps:
 
     # From the first step to the last
 
-    def _start(self) -> StepRecorder:
+    def _start_recorder(self) -> StepRecorder:
         """Begins to record, before the first step."""
         trial = self._trial
         train = trial.train
@@ -412,24 +474,30 @@ class ScriptSteps:
         device = device_of(self._header)
         images = samples_used(trial.data.samples, trial.data.fraction)
         per_epoch = steps_per_epoch(images, rank.world_size, train.micro_batch, train.grad_accum, train.drop_last)
-        planned_steps = per_epoch * (train.epochs or 0) if self.step_limit is None else self.step_limit
+        planned_steps = self.step_limit
+        if planned_steps is None:
+            planned_steps = per_epoch * (train.epochs or 0)
         recorder = StepRecorder(trial, rank, device, self._log, windows(trial, planned_steps, per_epoch))
         self._log.write(start_line(self._header, rank, device, recorder.backend))
         self._log.write(PhaseLine(name="script", seconds=script_seconds))
         self._log.write(self._model)
-        register_optimizer_step_post_hook(self._note_optimizer)
+        register_optimizer_step_post_hook(self._note_optimizer_step)
         recorder.begin_epoch(0, range(planned_steps))
         return recorder
 
-    def _note_optimizer(self, *_: object) -> None:
-        """Notes that an optimizer has stepped: torch calls this after each of its steps."""
+    def _note_optimizer_step(self, *_: object) -> None:
+        """Notes that an optimizer has stepped: torch calls this after each step of any optimizer."""
         if self._loop is not None:
-            self._loop.optimizer_stepped = True
+            self._loop.note_optimizer_step()
 
     def _record_epoch(self, recorder: StepRecorder) -> None:
-        """Records all steps as one epoch, and ends the threads that watch the machine."""
-        resources = recorder.end_epoch().resources
-        self._log.write(resources)
+        """Records all steps as one epoch, and ends the threads that watch the machine.
+
+        A script does not say which images are an epoch, nor how accurate the model is: these fields are empty.
+        """
+        used_resources = recorder.end_epoch().resources
+        peak_bytes = recorder.resources.peak_bytes(used_resources)
+        self._log.write(used_resources)
         self._log.write(
             EpochLine(
                 epoch=0,
@@ -441,7 +509,7 @@ class ScriptSteps:
                 train_accuracy=None,
                 held_out_loss=None,
                 held_out_accuracy=None,
-                peak_bytes=recorder.resources.peak_bytes(resources),
+                peak_bytes=peak_bytes,
             )
         )
         recorder.close()

@@ -130,10 +130,10 @@ def preload(train: TrainSpec, model: ModelSpec) -> None:
 
 
 def _set_thread_pools(threads: int) -> None:
-    """Sets the size of torch's pool and of that of numpy's BLAS.
+    """Sets the number of threads of torch and of numpy's BLAS.
 
-    In a fork of a process that has loaded them OMP_NUM_THREADS comes too late. OpenBLAS's own variable still has the
-    last word.
+    OMP_NUM_THREADS does so only before they are loaded, which in a fork of a prepared process they are already. What
+    OPENBLAS_NUM_THREADS says of the BLAS is kept.
     """
     torch.set_num_threads(threads)
     variable = os.environ.get("OPENBLAS_NUM_THREADS", "")
@@ -145,7 +145,10 @@ def _set_thread_pools(threads: int) -> None:
 
 @functools.cache
 def _thread_pools() -> ThreadpoolController:
-    """Returns the pools of the libraries loaded by now; later ones read their number of threads from the variables."""
+    """Returns the thread pools of the libraries that are loaded at the first call.
+
+    Libraries that are loaded later read their number of threads from the variables.
+    """
     return ThreadpoolController()
 
 
@@ -155,24 +158,27 @@ def keep_freed_memory() -> None:
     By default it gives most of it back to the kernel, which hands it out again page by page. What the user has set
     stands.
     """
-    if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
+    is_set_by_user = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
+    if is_set_by_user:
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
     if mallopt is not None:
-        mallopt(_M_TRIM_THRESHOLD, -1)  # never
+        mallopt(_M_TRIM_THRESHOLD, -1)  # never give memory at the heap's end back
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES)
 
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+"""Numbers of two parameters of mallopt(3), from malloc.h."""
 _LARGEST_KEPT_BYTES = 32 << 20
-"""The most that glibc takes for this threshold on 64-bit machines."""
+"""The most that glibc takes for M_MMAP_THRESHOLD on 64-bit machines."""
 
 
 _NEXT_PHASE = {"imports": "data", "data": "model", "model": "engine", "engine": "first step"}
 
 
 class _Laps:
-    """Shows each phase of start-up while it lasts, and records it when it ends."""
+    """Shows each phase of a rank's start-up while it lasts, and records it when it ends."""
 
     def __init__(self, log: RankLog, began: float) -> None:
         """`began`: `time.perf_counter()` at the beginning of the first phase."""
@@ -215,13 +221,13 @@ def measured_checkpoint(
         OSError: the disk is full, or does not take it for another reason.
     """
     folder = run_folder / "checkpoint"
-    digests_before = _digests(engine, alive)
-    save_seconds = _timed(lambda: engine.save_checkpoint(folder, step, alive), device)
+    digests_before = _tensor_digests(engine, alive)
+    save_seconds = _seconds_on_all_ranks(lambda: engine.save_checkpoint(folder, step, alive), device)
     checkpoint_bytes = sum(path.stat().st_size for path in folder.iterdir())
-    _spoil(engine)
-    _require_other_weights(digests_before, spoiled=_digests(engine, alive))
-    load_seconds = _timed(lambda: engine.load_checkpoint(folder, alive), device)
-    _require_same_tensors(digests_before, restored=_digests(engine, alive))
+    _spoil_model(engine)
+    _require_other_weights(digests_before, spoiled=_tensor_digests(engine, alive))
+    load_seconds = _seconds_on_all_ranks(lambda: engine.load_checkpoint(folder, alive), device)
+    _require_same_tensors(digests_before, restored=_tensor_digests(engine, alive))
     barrier()  # no rank reads any more
     shutil.rmtree(folder, ignore_errors=True)  # by the first rank that comes
     return CheckpointLine(save_seconds=save_seconds, load_seconds=load_seconds, bytes=checkpoint_bytes)
@@ -256,7 +262,7 @@ def _require_same_tensors(saved: _Digests, restored: _Digests) -> None:
         )
 
 
-def _spoil(engine: Engine) -> None:
+def _spoil_model(engine: Engine) -> None:
     """Sets weights and buffers to zero and drops the optimizer's states: what is there afterwards was restored."""
     tensors = engine.whole_tensors()
     for name in tensors.parameters:
@@ -266,7 +272,7 @@ def _spoil(engine: Engine) -> None:
     tensors.make_states((), (), 0)
 
 
-def _timed(work: Callable[[], object], device: torch.device) -> float:
+def _seconds_on_all_ranks(work: Callable[[], object], device: torch.device) -> float:
     """Returns the seconds that all ranks take for `work`, which all of them do at once."""
     barrier()
     began = time.perf_counter()
@@ -276,7 +282,7 @@ def _timed(work: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - began
 
 
-def _digests(engine: Engine, alive: Callable[[], None]) -> dict[_TensorName, str]:
+def _tensor_digests(engine: Engine, alive: Callable[[], None]) -> dict[_TensorName, str]:
     """Returns the SHA-256 of every whole tensor, and the number of the optimizer's steps as a text."""
     tensors = engine.whole_tensors()
     digests = {_TensorName("optimizer", "steps"): str(tensors.steps())}

@@ -75,7 +75,9 @@ class Training:
         per_epoch = self.passes.order(epoch=0).steps
         self.rehearses = trial.train.compile and (self.step_limit is None or self.step_limit >= per_epoch)
         """Whether steps of another shape would else be compiled among the timed ones."""
-        planned_steps = per_epoch * (trial.train.epochs or 0) if self.step_limit is None else self.step_limit
+        planned_steps = self.step_limit
+        if planned_steps is None:
+            planned_steps = per_epoch * (trial.train.epochs or 0)
         self.recorder = StepRecorder(trial, rank, device, log, windows(trial, planned_steps, per_epoch))
         self.meters: dict[str, EpochMeter] = {
             name: known("meter", name, {}, "begin", "end") for name in trial.window.meters
@@ -88,8 +90,10 @@ class Training:
         return self.recorder.step
 
     def run(self) -> None:
-        """Trains all epochs or all steps, whichever the trial names, or as many epochs as its target accuracy takes;
-        then some steps more, to count what they send."""
+        """Trains all epochs or all steps, whichever the trial names, or until its target accuracy is reached.
+
+        Then it trains some steps more, to count what they send.
+        """
         epoch = 0
         try:
             while not self._is_over(epoch):
@@ -135,7 +139,12 @@ class Training:
         )
 
     def _train_step(self, batches: Batches, epoch: int, sums: Tensor) -> int:
-        """Trains one optimizer step; adds to `sums` [3] what `means` takes.
+        """Trains one optimizer step, and records it.
+
+        Args:
+            batches: the epoch's batches; those of the step are next.
+            epoch: number of the epoch.
+            sums: sum [3] of `tally`s of the epoch so far, to which the step's are added.
 
         Returns:
             Its real images, over all ranks.
@@ -154,7 +163,7 @@ class Training:
             if norms is None:
                 self.engine.step()
             else:
-                reduced = self.engine.step_with_norm()
+                reduced_squared_norm = self.engine.step_with_norm()
         recorder.end_step(sum(gradients.rank_images), gradients.loss)
         if norms is not None:
             self.log.write(
@@ -164,15 +173,18 @@ class Training:
                     own_images=gradients.rank_images,
                     world_size=self.rank.world_size,
                     unreduced=norms.total(),
-                    reduced=reduced,
+                    reduced=reduced_squared_norm,
                 )
             )
         if recorder.has_profile:
-            self._read_profile(batches)
+            self._write_profile(batches)
         return gradients.step_images
 
     def _accumulate_gradients(self, batches: Batches, epoch: int, sums: Tensor) -> _StepGradients:
-        """Does forward and backward of a step's micro-steps. No batch is left on the device at the optimizer's step."""
+        """Does forward and backward of a step's micro-steps; arguments as in `_train_step`.
+
+        No batch is left on the device at the optimizer's step.
+        """
         grad_accum = self.trial.train.grad_accum
         phase = self.recorder.phase
         step_loss = torch.zeros((), device=self.device)
@@ -181,8 +193,8 @@ class Training:
             is_last = len(rank_images) == grad_accum - 1
             loss = self.passes.micro_step(batch, sums, last=is_last, phase=phase)
             step_loss += loss / grad_accum
-            rank_images.append(batch.real)
-        return _StepGradients(step_loss, rank_images, batch.step_real)
+            rank_images.append(batch.real_images)
+        return _StepGradients(step_loss, rank_images, batch.step_images)
 
     def _rehearse(self) -> None:
         """Lets compiled blocks know the shape of an epoch's last step; its time counts as part of the first step."""
@@ -190,13 +202,13 @@ class Training:
         self.passes.rehearse_last_step()
         self.log.alive()
 
-    def _read_profile(self, batches: Batches) -> None:
-        """Pauses training after explained steps: the loader is held, and the ranks go on together."""
+    def _write_profile(self, batches: Batches) -> None:
+        """Records the explained steps that are over. The loader's threads stand still meanwhile."""
         unknown_parts = dict(self.engine.unknown_parts)
         if self.trial.layout.exchanges_in_groups:
             unknown_parts |= {"wait": IN_GROUPS, "wire": IN_GROUPS}
         batches.hold()
-        self.recorder.read_profile(lambda unknown: {**unknown, **unknown_parts})
+        self.recorder.write_profile(lambda unknown: {**unknown, **unknown_parts})
         batches.go_on()
 
     def _evaluate_and_record(
@@ -273,5 +285,5 @@ class Training:
             epoch += 1
 
     def _zero_sums(self) -> Tensor:
-        """Returns sums of `tally` [3] to add to, which stay on the device until the epoch is over."""
+        """Returns zeros [3] to which the `tally`s of an epoch are added; they stay on the device until it is over."""
         return torch.zeros(3, dtype=torch.float64, device=self.device)

@@ -18,10 +18,10 @@ from report_forms import layers
 from vitscale.analysis import analyse_folder
 from vitscale.importers.contents import ImportOptions
 from vitscale.importers.importing import import_logs
-from vitscale.pages.like import Material
+from vitscale.pages.like import MeasuredData
 from vitscale.pages.like.outputs import FigureOutcome, draw_all
 from vitscale.pages.like.paper import PAPER
-from vitscale.pages.like.series import FigureSeries, all_series, names, published_points
+from vitscale.pages.like.series import FigureSeries, all_series, distinct_series_names, published_points
 from vitscale.present.document import FigureView
 from vitscale.present.drawing import picture
 from vitscale.published import published
@@ -72,7 +72,7 @@ def drawn(times: Iterable[EpochTime], *, epochs: int = 3) -> dict[int, FigureOut
 
 def drawn_of(table: Path, results: Path) -> dict[int, FigureOutcome]:
     import_logs([table], "epochs", ImportOptions(), results)
-    return {one.paper.number or 0: one for one in draw_all(PAPER, Material.of(analyse_folder(results)))}
+    return {one.study_figure.number or 0: one for one in draw_all(PAPER, MeasuredData.of(analyse_folder(results)))}
 
 
 def imported(times: Iterable[EpochTime]) -> list[FigureSeries]:
@@ -322,7 +322,7 @@ def test_a_cluster_with_gpus_of_one_kind_tells_them_by_its_name() -> None:
         EpochTime(1, 700, devices=("A40",)),
         EpochTime(1, 900, cluster="other", devices=("V100",)),
     ]
-    assert names(imported(kinds)) == ["vector, Tesla T4", "vector, A40", "other"]
+    assert distinct_series_names(imported(kinds)) == ["vector, Tesla T4", "vector, A40", "other"]
 
 
 def test_one_gpu_a_host_is_held_against_hosts_with_gpus_of_its_own_kind() -> None:
@@ -431,7 +431,7 @@ def test_gpus_of_one_kind_are_never_called_unlike() -> None:
     """The published hosts of Tesla are unlike, and its rows name one kind of GPU."""
     found = drawn(tesla(PUBLISHED_TESLA))
     said = [
-        found[4].paper.draws,
+        found[4].study_figure.draws,
         *(text for view in found[4].figure.views for text in (view.subtitle, view.summary)),
         *(lack.partition(" They hold ")[2] for one in found.values() if (lack := one.lack) is not None),
     ]

@@ -19,7 +19,7 @@ from vitscale.store.results import Imported, Results, Run
 
 
 def findings(analysis: Analysis) -> list[str]:
-    return like.findings(like.study_named("paper"), like.Material.of(analysis))
+    return like.findings(like.study_named("paper"), like.MeasuredData.of(analysis))
 
 
 CELLS = {1: [0.8], 4: [0.8], 8: [0.8]}

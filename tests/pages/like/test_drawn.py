@@ -13,7 +13,7 @@ from explained_factory import batch_study
 from like_paper_factory import paper_curve, paper_study, whole_study
 from results_factory import ended_in, rich_study
 from vitscale.analysis import analyse
-from vitscale.pages.like import Material
+from vitscale.pages.like import MeasuredData
 from vitscale.pages.like.outputs import FigureOutcome, draw_all, draw_one
 from vitscale.pages.like.paper import FIGURES, PAPER
 from vitscale.store.results import Results
@@ -24,13 +24,13 @@ CELLS = {1: [0.8], 2: [0.8]}
 @functools.cache
 def whole() -> dict[int, FigureOutcome]:
     """All figures of the whole study: they are made once and only read."""
-    drawn = draw_all(PAPER, Material.of(analyse(whole_study())))
-    return {one.paper.number or 0: one for one in drawn}
+    drawn = draw_all(PAPER, MeasuredData.of(analyse(whole_study())))
+    return {one.study_figure.number or 0: one for one in drawn}
 
 
 def figure(number: int, results: Results) -> FigureOutcome:
     paper = next(paper for paper in FIGURES if paper.number == number)
-    return draw_one(PAPER, paper, Material.of(analyse(results)))
+    return draw_one(PAPER, paper, MeasuredData.of(analyse(results)))
 
 
 def layers(spec: Any) -> list[dict[str, Any]]:
@@ -64,15 +64,15 @@ def test_every_figure_is_there_and_has_data_or_says_what_it_lacks() -> None:
     assert {number for number, one in found.items() if one.lack} == {4, 5, 17}
     for one in found.values():
         json.dumps(one.figure.views[0].titled, allow_nan=False)
-        assert f"Figure {one.paper.number}." in one.figure.views[0].title
+        assert f"Figure {one.study_figure.number}." in one.figure.views[0].title
         assert one.figure.views[0].text
         texts = [row["text"] for layer in layers(one.figure.views[0].titled) if layer["mark"]["type"] == "text"
                  for row in rows(one.figure.views[0].titled, layer) if "text" in row]  # fmt: skip
         if one.lack is not None:
             said = " ".join(" ".join(texts).split())
-            assert said.startswith(" ".join(f"Would show: {one.paper.draws}. {one.lack}".split()))
+            assert said.startswith(" ".join(f"Would show: {one.study_figure.draws}. {one.lack}".split()))
             assert "vitscale run STUDY.toml" in texts[-2]
-            assert f"vitscale report --like {one.paper.study}" in texts[-1]
+            assert f"vitscale report --like {one.study_figure.study}" in texts[-1]
         else:
             assert texts == []
 

@@ -30,7 +30,7 @@ HOSTILE = (
 
 
 def write(analysis: Analysis, results: Path, formats: list[str], output: Path | None) -> list[Path]:
-    return like.write(like.study_named("paper"), like.Material.of(analysis), results, formats, output)
+    return like.write(like.study_named("paper"), like.MeasuredData.of(analysis), results, formats, output)
 
 
 class Elements(html.parser.HTMLParser):

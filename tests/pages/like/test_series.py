@@ -10,7 +10,7 @@ import pytest
 from like_paper_factory import beyond_one_host, paper_curve, paper_study, whole_study
 from results_factory import rich_study
 from vitscale.analysis import analyse
-from vitscale.pages.like.series import FigureSeries, all_series, names, published_points
+from vitscale.pages.like.series import FigureSeries, all_series, distinct_series_names, published_points
 from vitscale.store.results import Results
 
 
@@ -38,7 +38,7 @@ def test_a_curve_that_grows_out_of_one_host_is_two_series() -> None:
         ("one host", [1, 2]),
         ("several like hosts", [1, 2, 4]),
     ]
-    assert names(found) == ["one host", "several hosts"]
+    assert distinct_series_names(found) == ["one host", "several hosts"]
 
 
 def test_one_gpu_is_borrowed_from_the_twin_in_one_host() -> None:
@@ -49,16 +49,16 @@ def test_one_gpu_is_borrowed_from_the_twin_in_one_host() -> None:
     spread = series(study)[1]
     assert [member.gpus for member in spread.members] == [1, 2, 4]
     # 1024 images at 16 a GPU: 64, 32 and 16 steps.
-    speedups = [member.against_base.value for member in spread.members if member.against_base is not None]
+    speedups = [member.speedup_over_base.value for member in spread.members if member.speedup_over_base is not None]
     assert speedups == pytest.approx([1, 64 * 0.8 / (32 * 0.84), 64 * 0.8 / 16])
 
 
 def test_unlike_devices_are_not_held_against_each_other_and_the_reason_is_told() -> None:
     study = paper_study(paper_curve({1: [0.8], 2: [0.8]}, devices=("Slow GPU", "Fast GPU")))
     one, two = series(study)[0].members
-    assert one.against_base is not None
-    assert two.against_base is None
-    assert "Fast GPU" in two.why_not
+    assert one.speedup_over_base is not None
+    assert two.speedup_over_base is None
+    assert "Fast GPU" in two.why_not_compared
 
 
 def test_strong_series_have_speedups_and_weak_ones_efficiencies_as_the_analysis_has_them() -> None:
@@ -67,15 +67,15 @@ def test_strong_series_have_speedups_and_weak_ones_efficiencies_as_the_analysis_
         if one.hosts != "one host":
             continue
         for member, point in zip(one.members, one.curve.points, strict=True):
-            assert member.against_base == (point.efficiency if one.mode == "weak" else point.speedup)
+            assert member.speedup_over_base == (point.efficiency if one.mode == "weak" else point.speedup)
 
 
 def test_names_tell_what_differs_and_nothing_else() -> None:
     found = series(whole_study())
-    assert names(found[:2]) == ["micro-batch 16", "micro-batch 64"]
-    assert names(found[3:]) == ["one host", "several hosts"]
-    assert names(found[:1]) == ["CIFAR-10, micro-batch 16"]
-    assert names([found[0], found[0]]) == [f"{found[0].curve.name} (1)", f"{found[0].curve.name} (2)"]
+    assert distinct_series_names(found[:2]) == ["micro-batch 16", "micro-batch 64"]
+    assert distinct_series_names(found[3:]) == ["one host", "several hosts"]
+    assert distinct_series_names(found[:1]) == ["CIFAR-10, micro-batch 16"]
+    assert distinct_series_names([found[0], found[0]]) == [f"{found[0].curve.name} (1)", f"{found[0].curve.name} (2)"]
 
 
 def test_unlike_gpus_are_named_only_where_nothing_else_tells_curves_apart() -> None:
@@ -84,14 +84,17 @@ def test_unlike_gpus_are_named_only_where_nothing_else_tells_curves_apart() -> N
     def pair(micro_batch: int, other: str) -> Any:
         return paper_curve({1: [0.8], 2: [0.8]}, spread=True, micro_batch=micro_batch, devices=("Slow GPU", other))
 
-    assert names(series(paper_study(pair(16, "Fast GPU"), pair(64, "Old GPU")))) == ["micro-batch 16", "micro-batch 64"]
+    assert distinct_series_names(series(paper_study(pair(16, "Fast GPU"), pair(64, "Old GPU")))) == [
+        "micro-batch 16",
+        "micro-batch 64",
+    ]
     both = [series(paper_study(pair(16, other)))[0] for other in ("Fast GPU", "Old GPU")]
-    assert names(both) == ["Slow GPU and Fast GPU", "Slow GPU and Old GPU"]
+    assert distinct_series_names(both) == ["Slow GPU and Fast GPU", "Slow GPU and Old GPU"]
 
 
 def test_names_of_all_curves_of_a_study_are_distinct() -> None:
     found = [one for one in series(rich_study()) if one.mode == "weak"]
-    assert len(set(names(found))) == len(found) > 1
+    assert len(set(distinct_series_names(found))) == len(found) > 1
 
 
 def test_what_was_published_of_one_gpu_a_host_is_not_of_hosts_with_several() -> None:

@@ -32,8 +32,8 @@ MARKER = "vitscaleattack"
 HOSTILE = f"</script><script>document.title='{MARKER}'</script><img src=x onerror=\"document.title='{MARKER}'\">"
 
 
-def of(results: Results, network: Network | None = None) -> like.Material:
-    return like.Material.of(analyse(results), network)
+def of(results: Results, network: Network | None = None) -> like.MeasuredData:
+    return like.MeasuredData.of(analyse(results), network)
 
 
 def gains(study: Results, network: Network | None = None) -> dict[int, dict[str, Any]]:
@@ -127,7 +127,7 @@ def test_on_four_ranks_a_ring_sends_more_and_in_eight_hosts_the_link_across_coun
     crossing = transfer_of(both, Network(inside, across))
     assert crossing is not None
     assert crossing.seconds == pytest.approx(0.6)
-    assert (crossing.calls, crossing.told_by) == (1, "at 0.1 GB/s and 0 s a hop, check of two ranks")
+    assert (crossing.calls, crossing.basis) == (1, "at 0.1 GB/s and 0 s a hop, check of two ranks")
 
 
 @pytest.mark.parametrize("link", [None, network(400e6, "assumed")], ids=["none", "assumed"])

@@ -27,9 +27,9 @@ from vitscale.trial.trial import Mode
 
 AT_THE_END = "at the end of training"
 _AFTER_WHOLE_EPOCHS = "after the last whole epoch"
-_UNFINISHED = ", the epoch unfinished"
-_DOTTED = [2, 3]
-_FURTHEST_NOISE = 8
+_UNFINISHED_REMARK = ", the epoch unfinished"
+_DOTTED_DASHES = [2, 3]
+_FURTHEST_NOISE_FACTOR = 8
 """A noise scale further than this factor from the batches is only named in words: drawn, it would squeeze them."""
 _MOST_STEPS_DRAWN = 200
 TrainingFigure = Literal["loss", "accuracy"]
@@ -50,26 +50,26 @@ def training_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure 
     """
     views: list[FigureView] = []
     for mode, mode_curves in by_mode(curves).items():
-        for course in _courses(analysis, mode_curves):
+        for course in _courses_of_training(analysis, mode_curves):
             for gpus in sorted({row["gpus"] for row in course.rows}):
                 rows = [row for row in course.rows if row["gpus"] == gpus]
                 views.append(_training_view(mode, course._replace(rows=rows), gpus))
     return axes.series_figure("training", "Loss and accuracy", views)
 
 
-def _courses(analysis: Analysis, curves: Sequence[CurveResult]) -> list[_CourseOfTraining]:
+def _courses_of_training(analysis: Analysis, curves: Sequence[CurveResult]) -> list[_CourseOfTraining]:
     """Return loss and accuracy by epoch, without one that has no second epoch; where none has, the loss by step."""
     figures: tuple[TrainingFigure, ...] = ("loss", "accuracy")
     courses = []
     for figure in figures:
-        rows = by_epoch(analysis, curves, figure)
+        rows = epoch_rows(analysis, curves, figure)
         has_second_epoch = any(row["x"] > 1 for row in rows)
         if has_second_epoch:
             courses.append(_CourseOfTraining(figure, "epoch", rows))
-    return courses or [_CourseOfTraining("loss", "optimizer step", by_step(analysis, curves))]
+    return courses or [_CourseOfTraining("loss", "optimizer step", step_rows(analysis, curves))]
 
 
-def by_epoch(analysis: Analysis, curves: Sequence[CurveResult], figure: TrainingFigure) -> list[axes.ChartRow]:
+def epoch_rows(analysis: Analysis, curves: Sequence[CurveResult], figure: TrainingFigure) -> list[axes.ChartRow]:
     """Return a row for each epoch and split of the images on which the figure is known; epochs count from 1."""
     rows = []
     for curve, point, trial in analysis.along(curves):
@@ -78,7 +78,7 @@ def by_epoch(analysis: Analysis, curves: Sequence[CurveResult], figure: Training
             if epoch.runs < len(trial.run_figures):
                 remark += f" ({epoch.runs} of {len(trial.run_figures)} runs)"
             if not epoch.complete:
-                remark += _UNFINISHED
+                remark += _UNFINISHED_REMARK
             for split, prefix in (("train", "train"), ("held-out", "held_out")):
                 value = getattr(epoch, f"{prefix}_{figure}")
                 if value is not None:
@@ -87,7 +87,7 @@ def by_epoch(analysis: Analysis, curves: Sequence[CurveResult], figure: Training
     return rows
 
 
-def by_step(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.ChartRow]:
+def step_rows(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.ChartRow]:
     """Return a row with the training loss of each of at most 200 evenly spaced steps of a trial; steps count from 1."""
     rows = []
     for curve, point, trial in analysis.along(curves):
@@ -103,7 +103,7 @@ def _training_view(mode: Mode, course: _CourseOfTraining, gpus: int) -> FigureVi
     """Draw a figure over training at one rank count."""
     figure, x_title, rows = course
     splits = list(dict.fromkeys(row["split"] for row in rows))
-    is_unfinished = any(row["shown"].endswith(_UNFINISHED) for row in rows)
+    is_unfinished = any(row["shown"].endswith(_UNFINISHED_REMARK) for row in rows)
     plot = _training_plot(course, splits)
     summary = _training_summary(course, splits[-1], gpus, is_unfinished=is_unfinished)
     notes = []
@@ -145,21 +145,21 @@ def _training_plot(course: _CourseOfTraining, splits: Sequence[str]) -> axes.Plo
     scale = {"domain": ["train", "held-out"], "range": [axes.SOLID, axes.DASHED]}
     dash = axes.nominal("split", scale=scale, legend=legend if len(splits) > 1 else None)
     # Engines that compute the same have the same curve: each later one is drawn thinner, so that none hides another.
-    others = max(1, len(names) - 1)
+    series_after_first = max(1, len(names) - 1)
     for row in rows:
-        row["weight"] = 1.6 + 2.4 * _later_series(row["series"], names) / others
+        row["weight"] = 1.6 + 2.4 * _series_drawn_later(row["series"], names) / series_after_first
     weight = axes.quantity("weight", scale=None, legend=None)
     colour = axes.colour_encoding(names)
     plot = axes.Plot({"rows": rows})
     plot.add("rows", {"type": "line"}, x=x, y=y, color=colour, strokeDash=dash, strokeWidth=weight)
     if x_title == "epoch":
-        shown = axes.tooltip(series="curve", split="data", x=x_title, shown=figure)
+        point_tooltip = axes.tooltip(series="curve", split="data", x=x_title, shown=figure)
         point = {"type": "point", "size": 32, "filled": True, "opacity": 1}
-        plot.add("rows", point, x=x, y=y, color=colour, shape=axes.shape_encoding(names), tooltip=shown)
+        plot.add("rows", point, x=x, y=y, color=colour, shape=axes.shape_encoding(names), tooltip=point_tooltip)
     return plot
 
 
-def _later_series(name: str, names: Sequence[str]) -> int:
+def _series_drawn_later(name: str, names: Sequence[str]) -> int:
     """Return the number of series that are drawn after the named one."""
     return len(names) - 1 - names.index(name)
 
@@ -186,28 +186,28 @@ def accuracy_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure 
     """
     views: list[FigureView] = []
     for mode, mode_curves in by_mode(curves).items():
-        rows = accuracies(analysis, mode_curves)
-        noise = noise_scales(analysis, mode_curves)
-        for along in (_BY_BATCH, _BY_RANKS):
+        rows = accuracy_rows(analysis, mode_curves)
+        noise = noise_scale_rows(analysis, mode_curves)
+        for along in (_BATCH_AXIS, _RANK_AXIS):
             if len({row[along.field] for row in rows}) > 1:
-                views += _panel_views(mode, along, rows, noise if along is _BY_BATCH else [])
-        views += _target_views(mode, targets(analysis, mode_curves))
+                views += _panel_views(mode, along, rows, noise if along is _BATCH_AXIS else [])
+        views += _target_views(mode, target_rows(analysis, mode_curves))
     return axes.series_figure("accuracy", "Held-out accuracy", views)
 
 
-class _Along(NamedTuple):
+class _AccuracyAxis(NamedTuple):
     """The horizontal axis of a view: global batch or ranks."""
 
     field: Literal["batch", "gpus"]
     title: str
 
 
-_BY_BATCH = _Along("batch", "global batch")
-_BY_RANKS = _Along("gpus", "ranks")
+_BATCH_AXIS = _AccuracyAxis("batch", "global batch")
+_RANK_AXIS = _AccuracyAxis("gpus", "ranks")
 
 
 def _panel_views(
-    mode: Mode, along: _Along, rows: Sequence[axes.ChartRow], noise: Sequence[axes.ChartRow]
+    mode: Mode, along: _AccuracyAxis, rows: Sequence[axes.ChartRow], noise: Sequence[axes.ChartRow]
 ) -> list[FigureView]:
     """Draw the accuracy at the end, after equal images and after equal seconds, a view each."""
     panels = sorted({(row["place"], row["panel"]) for row in rows})
@@ -227,24 +227,24 @@ def _target_views(mode: Mode, rows: Sequence[axes.ChartRow]) -> list[FigureView]
         if quantity_rows:
             label = f"{subject} to an accuracy of {quantity_rows[0]['target']}"
             measure = ControlOption(f"target-{quantity}", label)
-            views.append(_accuracy_view(mode, _BY_BATCH, measure, quantity_rows, noise=[]))
+            views.append(_accuracy_view(mode, _BATCH_AXIS, measure, quantity_rows, noise=[]))
     return views
 
 
-def reach(analysis: Analysis, curves: Sequence[CurveResult]) -> Reach:
+def common_reach_of_curves(analysis: Analysis, curves: Sequence[CurveResult]) -> Reach:
     """Return the most images and the most seconds that all trials of these curves reached."""
     trial_ids = dict.fromkeys(point.trial_id for curve in curves for point in curve.points)
     courses = [analysis.trials[trial_id].convergence for trial_id in trial_ids]
     return common_reach(course for course in courses if course is not None)
 
 
-def accuracies(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.ChartRow]:
+def accuracy_rows(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.ChartRow]:
     """Return a row for each trial and panel with an accuracy.
 
     The panels are the end of training, equal images (where trials were trained on different numbers), equal seconds.
     """
-    common = reach(analysis, curves)
-    limits = common if unequal_images(analysis, curves) else replace(common, images=None)
+    common = common_reach_of_curves(analysis, curves)
+    limits = common if have_unequal_images(analysis, curves) else replace(common, images=None)
     end_panel = _end_panel(analysis, curves)
     rows = []
     for row, trial in _trial_rows(analysis, curves):
@@ -272,9 +272,9 @@ def _panels(trial: TrialResult, course: Convergence, end_panel: str, limits: Rea
     end = _Panel(end_panel, _accuracy_at_end(trial, end_panel), over_runs.lowest, over_runs.highest)
     panels = [end]
     if limits.images is not None:
-        panels.append(_Panel(images_panel(limits.images), accuracy_at_images(course, limits.images)))
+        panels.append(_Panel(after_images_title(limits.images), accuracy_at_images(course, limits.images)))
     if limits.seconds is not None:
-        panels.append(_Panel(seconds_panel(limits.seconds), accuracy_at_seconds(course, limits.seconds)))
+        panels.append(_Panel(after_seconds_title(limits.seconds), accuracy_at_seconds(course, limits.seconds)))
     return panels
 
 
@@ -290,6 +290,7 @@ def _accuracy_at_end(trial: TrialResult, end_panel: str) -> float | None:
 
 
 def _panel_fields(panel: _Panel, index: int) -> axes.ChartRow:
+    """Return the fields of a row on an accuracy. `index`: number of the panel, from 0."""
     bounds = ""
     if panel.lowest is not None and panel.highest is not None:
         bounds = f"{panel.lowest:.1%} to {panel.highest:.1%} over runs"
@@ -342,17 +343,17 @@ def _end_panel(analysis: Analysis, curves: Sequence[CurveResult]) -> str:
     return AT_THE_END
 
 
-def images_panel(images: int) -> str:
+def after_images_title(images: int) -> str:
     """Return "after 3,072 images"."""
     return f"after {images:,} images"
 
 
-def seconds_panel(seconds: float) -> str:
+def after_seconds_title(seconds: float) -> str:
     """Return "after 12.8 s of training"."""
     return f"after {units.seconds(seconds)} of training"
 
 
-def noise_scales(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.ChartRow]:
+def noise_scale_rows(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.ChartRow]:
     """Return a row with the median gradient noise scale of each family's trials, where any is known."""
     scale_by_family_and_trial: dict[str, dict[str, float]] = {}
     for row, trial in _trial_rows(analysis, curves):
@@ -366,14 +367,14 @@ def noise_scales(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes
     ]
 
 
-def targets(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.ChartRow]:
+def target_rows(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.ChartRow]:
     """Return a row with the seconds and a row with the images that each trial took to reach the target accuracy."""
     rows = []
     for row, trial in _trial_rows(analysis, curves):
         course = trial.convergence
         if course is None or course.target_accuracy is None:
             continue
-        target = {"target": units.percent(course.target_accuracy, 1), "reached": reached(trial)}
+        target = {"target": units.percent(course.target_accuracy, 1), "reached": runs_that_reached_target(trial)}
         if course.seconds_to_target is not None:
             rows.append(row | target | _target_fields("seconds", trial, course.seconds_to_target, units.seconds))
         if course.images_to_target is not None:
@@ -384,11 +385,12 @@ def targets(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.Char
 def _target_fields(
     quantity: str, trial: TrialResult, interval: Estimate, show: Callable[[float], str]
 ) -> axes.ChartRow:
+    """Return the fields of a row on what the target accuracy took: "seconds" or "images"."""
     return {
         "quantity": quantity,
         "panel": "",
         "shown": show(interval.value),
-        "bounds": f"reached by {reached(trial)}",
+        "bounds": f"reached by {runs_that_reached_target(trial)}",
         "value": interval.value,
         "low": None if interval.note else interval.low,
         "high": None if interval.note else interval.high,
@@ -396,7 +398,7 @@ def _target_fields(
     }
 
 
-def reached(trial: TrialResult) -> str:
+def runs_that_reached_target(trial: TrialResult) -> str:
     """Return how many runs reached the target accuracy: "2 of 3 runs"; a dash where no target was set."""
     course = trial.convergence
     if course is None or course.target_accuracy is None:
@@ -405,21 +407,23 @@ def reached(trial: TrialResult) -> str:
     return f"{len(runs)} of {len(course.target_runs)} runs"
 
 
-class _Range(NamedTuple):
+class _AccuracyRange(NamedTuple):
     """The lowest and the highest value over runs; both None where one run alone has a value."""
 
     lowest: float | None = None
     highest: float | None = None
 
 
-def _range_over_runs(trial: TrialResult) -> _Range:
+def _range_over_runs(trial: TrialResult) -> _AccuracyRange:
     """Return the range of the accuracy over runs, at the end of their training."""
     accuracies_at_end = [run.last_epoch.held_out_accuracy for run in trial.run_figures if run.last_epoch]
-    known = [accuracy for accuracy in accuracies_at_end if accuracy is not None]
-    return _Range(min(known), max(known)) if len(known) > 1 else _Range()
+    known_accuracies = [accuracy for accuracy in accuracies_at_end if accuracy is not None]
+    return (
+        _AccuracyRange(min(known_accuracies), max(known_accuracies)) if len(known_accuracies) > 1 else _AccuracyRange()
+    )
 
 
-def unequal_images(analysis: Analysis, curves: Sequence[CurveResult]) -> bool:
+def have_unequal_images(analysis: Analysis, curves: Sequence[CurveResult]) -> bool:
     """Whether some runs trained on more images than others. If not, accuracies at the end are at equal images."""
     image_counts: set[int] = set()
     for curve in curves:
@@ -432,7 +436,7 @@ def unequal_images(analysis: Analysis, curves: Sequence[CurveResult]) -> bool:
 
 def _accuracy_view(
     mode: Mode,
-    along: _Along,
+    along: _AccuracyAxis,
     measure: ControlOption,
     rows: Sequence[axes.ChartRow],
     noise: Sequence[axes.ChartRow],
@@ -451,7 +455,7 @@ def _accuracy_view(
     points = [row | _line_fields(row, along, scaled_rows) for row in scaled_rows]
     positions = [row[along.field] for row in points]
     near_noise = _noise_near(positions, noise)
-    x_title = f"{along.title} (images)" if along is _BY_BATCH else along.title
+    x_title = f"{along.title} (images)" if along is _BATCH_AXIS else along.title
     x = axes.ticked_axis(along.field, x_title, positions, number=",d")
     y_axis = {"format": "~s" if is_to_target else "%", "tickCount": 5}  # with as many decimals as tell ticks apart
     y = axes.quantity("value", y_title, scale={"zero": is_to_target}, axis=y_axis)
@@ -505,18 +509,18 @@ def _in_shown_unit(measure: ControlOption, rows: Sequence[axes.ChartRow]) -> _Sc
 
 def _noise_near(positions: Sequence[float], noise: Sequence[axes.ChartRow]) -> list[axes.ChartRow]:
     """Return the noise scales that are near enough to the points to be drawn."""
-    lowest = min(positions) / _FURTHEST_NOISE
-    highest = max(positions) * _FURTHEST_NOISE
+    lowest = min(positions) / _FURTHEST_NOISE_FACTOR
+    highest = max(positions) * _FURTHEST_NOISE_FACTOR
     return [row for row in noise if lowest <= row["batch"] <= highest]
 
 
-def _line_fields(row: axes.ChartRow, along: _Along, rows: Sequence[axes.ChartRow]) -> axes.ChartRow:
+def _line_fields(row: axes.ChartRow, along: _AccuracyAxis, rows: Sequence[axes.ChartRow]) -> axes.ChartRow:
     """Return the fields that say which line joins a point to others, among all points of the view (`rows`).
 
     By ranks it is the line of its curve. By batch it is that of its family and rank count, or of its family alone
     where the rank count has one batch only.
     """
-    if along is _BY_RANKS:
+    if along is _RANK_AXIS:
         return {"line": row["curve"], "series": row["curve"]}
     same_ranks = [other for other in rows if (other["series"], other["ranks"]) == (row["series"], row["ranks"])]
     has_several_batches = len({other["batch"] for other in same_ranks}) > 1
@@ -536,33 +540,35 @@ def _accuracy_plot(
     """
     names = axes.series_names(rows)
     # Engines that compute the same have the same accuracy: each later one is drawn smaller, so that none hides another.
-    others = max(1, len(names) - 1)
+    series_after_first = max(1, len(names) - 1)
     for row in rows:
-        share_of_later = _later_series(row["series"], names) / others
+        share_of_later = _series_drawn_later(row["series"], names) / series_after_first
         row["weight"] = 1.6 + 1.8 * share_of_later
         row["size"] = 50 + 80 * share_of_later
     colour = axes.colour_encoding(names)
     plot = axes.Plot({"rows": rows})
     if noise:
         plot.datasets["noise"] = noise
-        plot.add("noise", {"type": "rule", "strokeDash": _DOTTED, "strokeWidth": 1.6}, x=x, color=colour)
+        plot.add("noise", {"type": "rule", "strokeDash": _DOTTED_DASHES, "strokeWidth": 1.6}, x=x, color=colour)
     if axes.has_intervals(rows):
         axes.add_bars(plot, "rows", x, colour)
     weight = axes.quantity("weight", scale=None, legend=None)
     line = {"field": "line", "type": "nominal"}
     plot.add("rows", {"type": "line"}, x=x, y=y, color=colour, detail=line, strokeWidth=weight)
-    shown = axes.tooltip(series="curve", ranks="ranks", batch="global batch", shown=measure.label, trial="trial")
+    point_tooltip = axes.tooltip(
+        series="curve", ranks="ranks", batch="global batch", shown=measure.label, trial="trial"
+    )
     size = axes.quantity("size", scale=None, legend=None)
     point = {"type": "point", "filled": True, "opacity": 1}
     shape = axes.shape_encoding(names)
-    plot.add("rows", point, x=x, y=y, color=colour, shape=shape, size=size, tooltip=shown)
+    plot.add("rows", point, x=x, y=y, color=colour, shape=shape, size=size, tooltip=point_tooltip)
     return plot
 
 
-def _accuracy_view_name(mode: Mode, along: _Along, measure: ControlOption) -> str:
+def _accuracy_view_name(mode: Mode, along: _AccuracyAxis, measure: ControlOption) -> str:
     """Return the name of a view's file: "weak-accuracy-1-by-ranks", "strong-micro-time-to-target-by-batch"."""
     kind = measure.value.replace("accuracy-0", "accuracy").replace("target-seconds", "time-to-target")
-    return f"{mode}-{kind}-by-{'ranks' if along is _BY_RANKS else along.field}"
+    return f"{mode}-{kind}-by-{'ranks' if along is _RANK_AXIS else along.field}"
 
 
 def _accuracy_summary(measure: ControlOption, rows: Sequence[axes.ChartRow], noise: Sequence[axes.ChartRow]) -> str:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from vitscale.advice import sentences as advised
 from vitscale.advice.pipeline import Advice
 from vitscale.advice.request import Option
-from vitscale.base.files import told_if_unwritable
+from vitscale.base.files import unwritable_as_request_error
 from vitscale.errors import RequestError, shown, unknown
 from vitscale.pages.charts.axes import (
     DASHED,
@@ -32,7 +32,7 @@ from vitscale.present.document import Figure, FigureView
 from vitscale.present.drawing import picture
 from vitscale.store import write_whole
 
-_MOST_ENGINES = 7
+_MOST_ENGINES_DRAWN = 7
 """Number of engines that are drawn, measured ones first: nobody tells apart more curves than there are shapes."""
 FORMATS = ("png", "svg", "html")
 
@@ -59,12 +59,12 @@ def advice_chart(advice: Advice) -> Figure | None:
     """Draw the Pareto chart; None where there is nothing to draw."""
     if not advice.by_count:
         return None
-    distinct_names = list(dict.fromkeys(_name(option) for option in advice.by_count))
-    names = distinct_names[:_MOST_ENGINES]
-    options = [option for option in advice.by_count if _name(option) in names]
+    distinct_names = list(dict.fromkeys(_curve_name(option) for option in advice.by_count))
+    names = distinct_names[:_MOST_ENGINES_DRAWN]
+    options = [option for option in advice.by_count if _curve_name(option) in names]
     answers = _named_answers(advice)
     axes = _spending_axes(advice, options)
-    plot = _plot(advice, options, answers, axes, names)
+    plot = _advice_plot(advice, options, answers, axes, names)
     title = f"What it takes: time against {axes.spent_unit.sign}"
     subtitle = "numbers: ranks; grey band: nothing else is both faster and cheaper, with 90 % of future runs"
     if any(not option.measured_engine for option in options):
@@ -102,7 +102,7 @@ def _spending_axes(advice: Advice, options: Sequence[Option]) -> _SpendingAxes:
     return _SpendingAxes(time_unit, spent_unit, x, y)
 
 
-def _plot(
+def _advice_plot(
     advice: Advice,
     options: Sequence[Option],
     answers: Sequence[_NamedAnswer],
@@ -118,8 +118,8 @@ def _plot(
         axes: the axes and their units.
         names: the engines that are drawn.
     """
-    rows = [_row(option, axes) for option in options]
-    front = [_row(option, axes) for option in advice.front]
+    rows = [_option_row(option, axes) for option in options]
+    front = [_option_row(option, axes) for option in advice.front]
     plot = Plot({"rows": rows, "front": front, "picked": _answer_rows(answers, axes)})
     _add_front_band(plot, axes)
     _add_limits(plot, advice, axes)
@@ -155,14 +155,14 @@ def _add_engine_curves(plot: Plot, axes: _SpendingAxes, names: Sequence[str]) ->
     line = {"type": "line", "strokeWidth": 1.2, "strokeOpacity": 0.7}
     plot.add("rows", line, x=axes.x, y=axes.y, color=colour, order=quantity("ranks"))
     point = {"type": "point", "size": 45, "filled": True, "opacity": 1}
-    shown = tooltip(
+    point_tooltip = tooltip(
         what="configuration",
         shown_time="time",
         shown_spent=axes.spent_unit.sign,
         eff="efficiency",
         told="known by",
     )
-    plot.add("rows", point, x=axes.x, y=axes.y, color=colour, shape=shape_encoding(names), tooltip=shown)
+    plot.add("rows", point, x=axes.x, y=axes.y, color=colour, shape=shape_encoding(names), tooltip=point_tooltip)
 
 
 def _add_answers(plot: Plot, axes: _SpendingAxes) -> None:
@@ -179,7 +179,7 @@ def _answer_rows(answers: Sequence[_NamedAnswer], axes: _SpendingAxes) -> list[C
 
     The field `above` says that the name stands above the answer: of every second one, as they may lie side by side.
     """
-    rows = [_row(answer.option, axes) | {"answer": answer.name} for answer in answers]
+    rows = [_option_row(answer.option, axes) | {"answer": answer.name} for answer in answers]
     rows.sort(key=lambda row: float(row["time"]))
     return [row | {"above": index % 2 == 0} for index, row in enumerate(rows)]
 
@@ -197,7 +197,7 @@ def _named_answers(advice: Advice) -> list[_NamedAnswer]:
     return [_NamedAnswer(" = ".join(names[candidate]), option_by_candidate[candidate]) for candidate in names]
 
 
-def _name(option: Option) -> str:
+def _curve_name(option: Option) -> str:
     """Return the name of an option's curve: "p4d.24xlarge, ddp *".
 
     It is the rented instance, the engine, and a star where the engine was not measured.
@@ -208,10 +208,11 @@ def _name(option: Option) -> str:
     return f"{rented}{advised.engine(option)}{star}"
 
 
-def _row(option: Option, axes: _SpendingAxes) -> ChartRow:
+def _option_row(option: Option, axes: _SpendingAxes) -> ChartRow:
+    """Return the chart's row of a configuration, in the units of the axes."""
     spent = (option.gpu_hours if option.cost is None else option.cost).times(axes.spent_unit.factor)
     return {
-        "series": _name(option),
+        "series": _curve_name(option),
         "ranks": option.gpus,
         **estimate_fields("time", option.seconds.times(axes.time_unit.factor)),
         **estimate_fields("spent", spent),
@@ -241,12 +242,12 @@ def write_advice_chart(advice: Advice, path: Path) -> None:
     Raises:
         RequestError: the ending is another, there is nothing to draw, or the file cannot be written.
     """
-    kind = check_format(path)
+    file_format = check_format(path)
     chart = advice_chart(advice)
     if chart is None:
         raise RequestError("there is nothing to draw: no configuration's time is known")
-    with told_if_unwritable("the chart", path, is_answer=False):
-        write_whole(path, picture(chart.views[0], kind), make_folder=True)
+    with unwritable_as_request_error("the chart", path, is_answer=False):
+        write_whole(path, picture(chart.views[0], file_format), make_folder=True)
 
 
 def check_format(path: Path) -> str:
@@ -255,7 +256,9 @@ def check_format(path: Path) -> str:
     Raises:
         RequestError: it asks for no kind of ours.
     """
-    kind = path.suffix.lower().removeprefix(".")
-    if kind not in FORMATS:
-        raise unknown("chart format", kind, FORMATS, next_step=f"End the name of {shown(path.name)} in one of these")
-    return kind
+    file_format = path.suffix.lower().removeprefix(".")
+    if file_format not in FORMATS:
+        raise unknown(
+            "chart format", file_format, FORMATS, next_step=f"End the name of {shown(path.name)} in one of these"
+        )
+    return file_format

@@ -69,7 +69,7 @@ IN_ORDER = {"field": "place", "op": "min", "order": "ascending"}
 """Sorts an axis of users' names: Vega-Lite would put a list of the names into an expression."""
 _MOST_IN_LARGE_LEGEND = 6
 """Number of series above which the legend is set small, or it would be taller than the chart."""
-_SYMBOL_ROOM = 30
+_SYMBOL_PIXELS = 30
 """Pixels of a legend's column that its symbol and the gap to the next take."""
 _ORDERED_EXTENT = [0.12, 0.88]
 """The range of ordered colours that vanish neither on a dark page nor on a light one."""
@@ -82,22 +82,27 @@ class Plot:
     datasets: dict[str, list[ChartRow]] = field(default_factory=dict)
     layers: list[ChartSpec] = field(default_factory=list)
 
-    def add(self, rows: str, mark: ChartSpec, only: str = "", **encoding: Any) -> None:
+    def add(self, dataset: str, mark: ChartSpec, condition: str = "", **encoding: Any) -> None:
         """Add a layer that draws a dataset.
 
         Args:
-            rows: name of the dataset.
+            dataset: name of the dataset.
             mark: what is drawn for each of its rows.
-            only: an expression of ours that a row must fulfil; empty: all rows are drawn.
+            condition: an expression of ours that a row must fulfil, "datum.low != null"; empty: all rows are drawn.
             encoding: channel of Vega-Lite, such as `x` or `color`, to what it shows.
         """
-        layer: ChartSpec = {"data": {"name": rows}, "mark": mark, "encoding": encoding}
-        if only:
-            layer["transform"] = [{"filter": only}]
+        layer: ChartSpec = {"data": {"name": dataset}, "mark": mark, "encoding": encoding}
+        if condition:
+            layer["transform"] = [{"filter": condition}]
         self.layers.append(layer)
 
     def spec(self, summary: str, height: int | ChartSpec = HEIGHT) -> ChartSpec:
-        """Return the finished Vega-Lite; numbers that JSON does not know are null."""
+        """Return the finished Vega-Lite; numbers that JSON does not know are null.
+
+        Args:
+            summary: the picture in words, for those who do not see it.
+            height: pixels; or {"step": 20} for 20 pixels for each value of a vertical axis of names.
+        """
         spec: ChartSpec = nonfinite_as_null(
             {
                 "$schema": _SCHEMA,
@@ -135,17 +140,17 @@ def has_intervals(rows: Iterable[ChartRow]) -> bool:
     return any(row["low"] is not None for row in rows)
 
 
-def quantity(name: str, title: str | None = None, **more: Any) -> ChartSpec:
+def quantity(name: str, title: str | None = None, **options: Any) -> ChartSpec:
     """Encode a number: the field `name` of a row."""
     encoding: ChartSpec = {"field": name, "type": "quantitative"}
     if title is not None:
         encoding["title"] = title
-    return encoding | more
+    return encoding | options
 
 
-def nominal(name: str, title: str | None = None, **more: Any) -> ChartSpec:
+def nominal(name: str, title: str | None = None, **options: Any) -> ChartSpec:
     """Encode text: the field `name` of a row."""
-    return {"field": name, "type": "nominal", "title": title, **more}
+    return {"field": name, "type": "nominal", "title": title, **options}
 
 
 def tooltip(**fields: str) -> list[ChartSpec]:
@@ -190,7 +195,7 @@ def _legend(names: Sequence[str]) -> ChartSpec:
     is_small = len(names) > _MOST_IN_LARGE_LEGEND
     longest = max((len(name) for name in names), default=0)
     columns = _legend_columns(longest, is_small=is_small)
-    label_pixels = WIDTH // columns - _SYMBOL_ROOM  # the theme's limit would cut names that differ in their ends
+    label_pixels = WIDTH // columns - _SYMBOL_PIXELS  # the theme's limit would cut names that differ in their ends
     legend = {"title": None, "orient": "top", "columns": columns, "symbolOpacity": 1, "labelLimit": label_pixels}
     if is_small:
         legend |= {"labelFontSize": 10, "symbolSize": 50, "columnPadding": 6}
@@ -211,7 +216,7 @@ def add_curves(
     plot: Plot,
     x: ChartSpec,
     y: ChartSpec,
-    shown: list[ChartSpec],
+    point_tooltip: list[ChartSpec],
     *,
     one_ideal: bool = True,
     ordered: bool = False,
@@ -225,7 +230,7 @@ def add_curves(
             `published` as hollow grey points.
         x: the axis along which points stand.
         y: the axis of their `value`.
-        shown: the tooltip of a point.
+        point_tooltip: the tooltip of a point.
         one_ideal: whether the ideal is one for all series, and grey; else each series has its own, in its colour.
         ordered: whether the series have an order, which their colours show.
         joined: whether lines join the points of a series.
@@ -244,47 +249,48 @@ def add_curves(
         add_bars(plot, "rows", x, colour)
     if plot.datasets.get("runs"):
         plot.add("runs", SINGLE_RUN, x=x, y=y, color=colour, shape=shape)
-    _add_points(plot, {"x": x, "y": y, "color": colour, "shape": shape}, shown)
+    _add_points(plot, {"x": x, "y": y, "color": colour, "shape": shape}, point_tooltip)
     if plot.datasets.get("published"):
         hollow = {"type": "point", "size": 60, "filled": False, "opacity": 1, "strokeWidth": 1.6}
         published = tooltip(what="published", shown="value")
         plot.add("published", hollow, x=x, y=y, color={"value": IDEAL_COLOUR}, shape=shape, tooltip=published)
 
 
-def _add_points(plot: Plot, encoding: ChartSpec, shown: list[ChartSpec]) -> None:
-    """Add the points of `rows` with the tooltip `shown`.
+def _add_points(plot: Plot, encoding: ChartSpec, point_tooltip: list[ChartSpec]) -> None:
+    """Add the points of `rows`, with their tooltip.
 
     Points with a text in `drift` are hollow, and their tooltip has that text too.
     """
     filled = {"type": "point", "size": 60, "filled": True, "opacity": 1}
     if not any(row.get("drift") for row in plot.datasets["rows"]):
-        plot.add("rows", filled, **encoding, tooltip=shown)
+        plot.add("rows", filled, **encoding, tooltip=point_tooltip)
         return
     hollow = filled | {"filled": False}
-    plot.add("rows", filled, "!datum.drift", **encoding, tooltip=shown)
-    plot.add("rows", hollow, "datum.drift", **encoding, tooltip=[*shown, *tooltip(drift="drift")])
+    plot.add("rows", filled, "!datum.drift", **encoding, tooltip=point_tooltip)
+    plot.add("rows", hollow, "datum.drift", **encoding, tooltip=[*point_tooltip, *tooltip(drift="drift")])
 
 
-def add_bars(plot: Plot, rows: str, beside: ChartSpec, colour: ChartSpec | None, *, upright: bool = True) -> None:
+def add_bars(plot: Plot, dataset: str, positions: ChartSpec, colour: ChartSpec | None, *, upright: bool = True) -> None:
     """Add intervals to a plot: a rule from `low` to `high` with caps, except at ends that were cut.
 
     Args:
         plot: the plot to add to.
-        rows: a dataset with `low` and `high`, null where there is no interval, and what `cut_bars` adds.
-        beside: the axis along which the rows stand; the bars lie along the other one.
+        dataset: name of a dataset with `low` and `high`, null where there is no interval, and what `cut_bars` adds.
+        positions: the encoding of the axis along which the rows stand; the bars lie along the other axis.
         colour: colour of the rows; None: the theme's.
-        upright: whether the bars stand upright: `beside` is then the horizontal axis.
+        upright: whether the bars stand upright: `positions` is then the horizontal axis.
     """
-    rows_axis, bar_axis = ("x", "y") if upright else ("y", "x")
-    ink = {} if colour is None else {"color": colour}
+    rows_axis = "x" if upright else "y"
+    bar_axis = "y" if upright else "x"
+    colour_channel = {} if colour is None else {"color": colour}
     rule = {"type": "rule", "strokeWidth": 1.5}
-    span: ChartSpec = {rows_axis: beside, bar_axis: quantity("low"), f"{bar_axis}2": {"field": "high"}}
-    plot.add(rows, rule, "datum.low != null", **span, **ink)
+    span: ChartSpec = {rows_axis: positions, bar_axis: quantity("low"), f"{bar_axis}2": {"field": "high"}}
+    plot.add(dataset, rule, "datum.low != null", **span, **colour_channel)
     cap = {"type": "tick", "thickness": 1.5, "size": 9, "orient": "horizontal" if upright else "vertical"}
     for end in ("low", "high"):
         is_drawn = f"datum.{end} != null && !datum.{end}_cut"
-        position: ChartSpec = {rows_axis: beside, bar_axis: quantity(end)}
-        plot.add(rows, cap, is_drawn, **position, **ink)
+        position: ChartSpec = {rows_axis: positions, bar_axis: quantity(end)}
+        plot.add(dataset, cap, is_drawn, **position, **colour_channel)
 
 
 def cut_bars(rows: Sequence[ChartRow], lowest: float, highest: float) -> bool:
@@ -308,10 +314,10 @@ def scaled(rows: Sequence[ChartRow], factor: float, *fields: str) -> list[ChartR
     By default the fields are `value`, `low` and `high`.
     """
     names = fields or ("value", "low", "high")
-    return [row | _multiplied(row, names, factor) for row in rows]
+    return [row | _multiplied_fields(row, names, factor) for row in rows]
 
 
-def _multiplied(row: ChartRow, names: Sequence[str], factor: float) -> ChartRow:
+def _multiplied_fields(row: ChartRow, names: Sequence[str], factor: float) -> ChartRow:
     return {name: row[name] * factor for name in names if row.get(name) is not None}
 
 

@@ -20,7 +20,7 @@ from vitscale.present.document import ControlOption, Figure, FigureView
 from vitscale.present.estimate import Estimate
 from vitscale.trial.trial import Mode
 
-_SAMPLES = 40
+_BOUND_SAMPLES = 40
 """Points along a bound, from the smallest measured rank count to the largest predicted one."""
 IDEAL = "ideal"
 AMDAHL = "Amdahl, fitted to what was measured"
@@ -75,6 +75,7 @@ def _median_seconds(point: MeasuredPoint, *, of_epoch: bool) -> float:
 
 
 def _predicted_row(prediction: Prediction, *, of_epoch: bool) -> axes.ChartRow:
+    """Return the row of a predicted point, with the 90 % intervals of the mean and of one run."""
     estimate = prediction.step_seconds
     if of_epoch and prediction.epoch_seconds:
         estimate = prediction.epoch_seconds
@@ -93,25 +94,37 @@ def _bound_rows(
 ) -> list[axes.ChartRow]:
     """Return the points of the curves for comparison, which all begin at the smallest measured rank count.
 
-    Where the time does not shrink with ranks, the ideal is constant, and Amdahl's law is left out.
+    An epoch gets shorter with more ranks, unless each rank brings images of its own (weak scaling). A step does so only
+    where all ranks share one global batch. Where the time does not shrink, the ideal is constant, and Amdahl's law is
+    left out.
     """
     base: int = measured[0]["gpus"]
     base_seconds: float = measured[0]["value"]
     largest = max(predictions[-1].gpus, measured[-1]["gpus"])
-    shrinks = (of_epoch and mode != "weak") or mode == "strong-global"
+    time_shrinks = (of_epoch and mode != "weak") or mode == "strong-global"
 
     def ideal_seconds(gpus: float) -> float:
-        return base_seconds * base / gpus if shrinks else base_seconds
+        return base_seconds * base / gpus if time_shrinks else base_seconds
 
-    counts = [base * (largest / base) ** (sample / _SAMPLES) for sample in range(_SAMPLES + 1)]
+    counts = [base * (largest / base) ** (sample / _BOUND_SAMPLES) for sample in range(_BOUND_SAMPLES + 1)]
     rows = [{"gpus": gpus, "value": ideal_seconds(gpus), "bound": IDEAL} for gpus in counts]
-    fitted = serial_and_parallel([row["gpus"] for row in measured], [row["value"] for row in measured])
-    if shrinks and fitted is not None:
-        serial_seconds, parallel_seconds = fitted
-        rows += [{"gpus": gpus, "value": serial_seconds + parallel_seconds / gpus, "bound": AMDAHL} for gpus in counts]
+    if time_shrinks:
+        rows += _amdahl_rows(measured, counts)
     for gpus, transfer_seconds in _further_transfers(base, predictions, of_epoch=of_epoch).items():
         rows.append({"gpus": gpus, "value": ideal_seconds(gpus) + transfer_seconds, "bound": TRANSFERS})
     return rows
+
+
+def _amdahl_rows(measured: Sequence[axes.ChartRow], counts: Sequence[float]) -> list[axes.ChartRow]:
+    """Return the points of Amdahl's law fitted to the measured points, at these rank counts; none without a fit.
+
+    By Amdahl's law the time on N ranks is that of a serial part plus that of a parallel part / N.
+    """
+    fitted = serial_and_parallel([row["gpus"] for row in measured], [row["value"] for row in measured])
+    if fitted is None:
+        return []
+    serial_seconds, parallel_seconds = fitted
+    return [{"gpus": gpus, "value": serial_seconds + parallel_seconds / gpus, "bound": AMDAHL} for gpus in counts]
 
 
 def _further_transfers(base: int, predictions: Sequence[Prediction], *, of_epoch: bool) -> dict[int, float]:
@@ -127,7 +140,7 @@ def _further_transfers(base: int, predictions: Sequence[Prediction], *, of_epoch
     for prediction in predictions:
         transfer = step_transfers[prediction.gpus]
         if transfer is not None and prediction.gpus >= base:
-            steps = _steps(prediction, of_epoch=of_epoch)
+            steps = _steps_in_time(prediction, of_epoch=of_epoch)
             further[prediction.gpus] = max(0.0, transfer - base_transfer) * steps
     return further
 
@@ -140,29 +153,29 @@ def _transfer_seconds(prediction: Prediction) -> float | None:
     return prediction.wire_seconds.value + norm_seconds
 
 
-def _steps(prediction: Prediction, *, of_epoch: bool) -> float:
+def _steps_in_time(prediction: Prediction, *, of_epoch: bool) -> float:
     """Return the number of steps in a predicted time: those of an epoch, or 1."""
     if of_epoch and prediction.epoch_seconds:
         return prediction.epoch_seconds.value / prediction.step_seconds.value
     return 1.0
 
 
-_MOST_DRAWN = 12
+_MOST_SERIES_DRAWN = 12
 _BLUE, _VERMILION, _GREEN = axes.SERIES_COLOURS[:3]
 _BAND_COLOUR = axes.SERIES_COLOURS[5]
 _BOUND_DASHES = {IDEAL: axes.DASHED, AMDAHL: [2, 3], TRANSFERS: [8, 3, 2, 3]}
 _BOUND_COLOURS = {IDEAL: axes.IDEAL_COLOUR, AMDAHL: _VERMILION, TRANSFERS: _GREEN}
-_SHAPES = {
+_SHAPE_BY_LABEL = {
     "measured": "circle",
     "interpolated": "square",
     "extrapolated": "diamond",
     "prior-driven": "triangle-up",
     "does not fit": "cross",
 }
-_FURTHEST = 30
+_FURTHEST_FACTOR = 30
 """How far beyond the outermost point a band or a bound may reach before the axis cuts it, as a factor."""
-_FUTURE_ENDS = ("future_low", "future_high")
-_TIMES = ("value", "low", "high", *_FUTURE_ENDS)
+_FUTURE_END_FIELDS = ("future_low", "future_high")
+_TIME_FIELDS = ("value", "low", "high", *_FUTURE_END_FIELDS)
 """Fields of a row that are times."""
 
 
@@ -187,19 +200,19 @@ def prediction_chart(analysis: Analysis, forecast: Forecast) -> Figure | None:
     views: list[FigureView] = []
     for series in forecast.evidence.series:
         predictions = predictions_by_series.get(_SeriesKey(series.name, series.mode))
-        if predictions is not None and len(views) < _MOST_DRAWN:
+        if predictions is not None and len(views) < _MOST_SERIES_DRAWN:
             series_by_mode[series.mode] += 1
             chart = series_chart(analysis, series, predictions)
-            views.append(_view(series, series_by_mode[series.mode], chart))
+            views.append(_series_view(series, series_by_mode[series.mode], chart))
     return Figure("prediction", "Predicted time", tuple(views)) if views else None
 
 
-def _view(series: Series, number: int, chart: SeriesChart) -> FigureView:
+def _series_view(series: Series, number: int, chart: SeriesChart) -> FigureView:
     """Draw one series, the `number`th of its batch policy."""
     mode = series.mode
     subject = "epoch" if chart.of_epoch else "step"
-    label = prediction_words.title(series.name, mode).removesuffix(f", {mode}")
-    plot = _plot(mode, chart)
+    label = prediction_words.series_title(series.name, mode).removesuffix(f", {mode}")
+    plot = _series_plot(mode, chart)
     last = chart.predicted[-1]
     time = f"{last['shown']} {'an epoch' if chart.of_epoch else 'a step'}"
     summary = f"{label}: {time} on {units.ranks(last['gpus'])} (90 % of one run {last['run']}; {last['told']})."
@@ -220,20 +233,20 @@ def _view(series: Series, number: int, chart: SeriesChart) -> FigureView:
     )
 
 
-def _plot(mode: Mode, chart: SeriesChart) -> axes.Plot:
+def _series_plot(mode: Mode, chart: SeriesChart) -> axes.Plot:
     """Draw the bands of the prediction, the bounds over them, and the points on top."""
     unit = units.time_unit(row["value"] for row in (*chart.measured, *chart.predicted))
-    measured = axes.scaled(chart.measured, unit.factor, *_TIMES)
-    predicted = axes.scaled(chart.predicted, unit.factor, *_TIMES)
-    bounds = axes.scaled(chart.bounds, unit.factor, *_TIMES)
+    measured = axes.scaled(chart.measured, unit.factor, *_TIME_FIELDS)
+    predicted = axes.scaled(chart.predicted, unit.factor, *_TIME_FIELDS)
+    bounds = axes.scaled(chart.bounds, unit.factor, *_TIME_FIELDS)
     measured_counts = {row["gpus"] for row in measured}
     points = [*measured, *(row for row in predicted if row["gpus"] not in measured_counts)]
-    x = axes.ticked_axis("gpus", "ranks", _ticks(points), number="~s")
+    x = axes.ticked_axis("gpus", "ranks", _doubled_counts(points), number="~s")
     y_title = f"{'epoch' if chart.of_epoch else 'step'} time ({unit.sign})"
     y_scale = _time_scale(mode, points, predicted, bounds)
     y = axes.quantity("value", y_title, scale=y_scale, axis={"tickCount": 6, "format": "~r"})
     plot = axes.Plot({"rows": points, "predicted": predicted, "bounds": bounds})
-    for low, high, opacity in ((*_FUTURE_ENDS, 0.2), ("low", "high", 0.3)):
+    for low, high, opacity in ((*_FUTURE_END_FIELDS, 0.2), ("low", "high", 0.3)):
         area = {"type": "area", "color": _BAND_COLOUR, "opacity": opacity, "clip": True}
         plot.add("predicted", area, x=x, y=axes.quantity(low, y_title, scale=y_scale), y2={"field": high})
     _add_bounds(plot, x, y)
@@ -250,14 +263,14 @@ def _time_scale(
 ) -> axes.ChartSpec:
     """Return the scale of the time: from zero for weak scaling, else logarithmic.
 
-    It holds all rows, but reaches no further than `_FURTHEST` times beyond the outermost point.
+    It holds all rows, but reaches no further than `_FURTHEST_FACTOR` times beyond the outermost point.
     """
     point_times = [row["value"] for row in points]
     all_times = [row["value"] for row in (*points, *bounds)]
     for row in predicted:
-        all_times += [row[end] for end in _FUTURE_ENDS]
-    top = min(max(all_times) * 1.1, max(point_times) * _FURTHEST)
-    bottom = max(min(all_times) / 1.1, min(point_times) / _FURTHEST)
+        all_times += [row[end] for end in _FUTURE_END_FIELDS]
+    top = min(max(all_times) * 1.1, max(point_times) * _FURTHEST_FACTOR)
+    bottom = max(min(all_times) / 1.1, min(point_times) / _FURTHEST_FACTOR)
     scale: axes.ChartSpec = {"type": "log", "domain": [bottom, top]}
     if mode == "weak":
         scale = {"domain": [0, top]}
@@ -283,23 +296,23 @@ def _add_bounds(plot: axes.Plot, x: axes.ChartSpec, y: axes.ChartSpec) -> None:
 def _add_points(plot: axes.Plot, x: axes.ChartSpec, y: axes.ChartSpec) -> None:
     """Add measured points filled and with bars, predicted ones hollow; the shape says how sure a point is."""
     present = {row["told"] for row in plot.datasets["rows"]}
-    labels = [label for label in _SHAPES if label in present]
+    labels = [label for label in _SHAPE_BY_LABEL if label in present]
     legend = {"title": None, "orient": "top", "columns": 4}
-    shapes = {"domain": labels, "range": [_SHAPES[label] for label in labels]}
+    shapes = {"domain": labels, "range": [_SHAPE_BY_LABEL[label] for label in labels]}
     fills = {"domain": labels, "range": [_BLUE if label == "measured" else _BAND_COLOUR for label in labels]}
     bar = {"type": "rule", "strokeWidth": 1.5, "color": _BLUE}
     is_bounded = "datum.told == 'measured' && datum.low != null"
     plot.add("rows", bar, is_bounded, x=x, y=axes.quantity("low"), y2={"field": "high"})
-    shown = axes.tooltip(
+    point_tooltip = axes.tooltip(
         gpus="ranks", shown="time", told="how it is known", mean="90 % of the mean", run="90 % of one run"
     )
     point = {"type": "point", "size": 60, "opacity": 1, "stroke": _BLUE, "strokeWidth": 1.5}
     shape = axes.nominal("told", scale=shapes, legend=legend)
     fill = axes.nominal("told", scale=fills, legend=legend)
-    plot.add("rows", point, x=x, y=y, shape=shape, fill=fill, tooltip=shown)
+    plot.add("rows", point, x=x, y=y, shape=shape, fill=fill, tooltip=point_tooltip)
 
 
-def _ticks(points: Sequence[axes.ChartRow]) -> list[int]:
+def _doubled_counts(points: Sequence[axes.ChartRow]) -> list[int]:
     """Return the doublings of the smallest rank count, up to the largest: 2, 4, 8 for counts from 2 to 12."""
     counts = [row["gpus"] for row in points]
     ticks = [min(counts)]

@@ -10,7 +10,7 @@ from vitscale.analysis import Analysis, CurveResult, TrialResult, by_mode
 from vitscale.analysis.runs.figures import PHASES
 from vitscale.analysis.runs.resources import RankResources, ResourceFigures
 from vitscale.pages.charts import axes
-from vitscale.pages.resolutions import AtSize, by_resolution
+from vitscale.pages.resolutions import SizePoint, by_resolution
 from vitscale.pages.tables import start_up_notes, trial_label
 from vitscale.prediction.start_up import FORKED_RANKS
 from vitscale.present import units
@@ -21,7 +21,7 @@ from vitscale.trial.trial import DeviceName, Mode
 MOST_RANKS_DRAWN = 16
 """Number of ranks of a trial that are drawn one by one; of a larger trial only the lowest and the highest are."""
 _MOST_STARTS_DRAWN = 40
-_GIB = 2.0**30
+_BYTES_PER_GIB = 2.0**30
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Resource:
         return {rank: value for rank, value in figures.items() if value is not None}
 
 
-def _memory(
+def _memory_resource(
     name: str,
     label: str,
     device: DeviceName,
@@ -76,7 +76,7 @@ def _memory(
         show=lambda value: units.size(round(value)),
         rank_figure=rank_figure,
         device=device,
-        scale=1 / _GIB,
+        scale=1 / _BYTES_PER_GIB,
         joined="the highest",
     )
 
@@ -102,10 +102,12 @@ RESOURCES = (
         axis_format="%",
         joined="their mean",
     ),
-    _memory("memory", "GPU, allocated", "cuda", lambda used: used.cuda_allocated_bytes, lambda rank: rank.peak_bytes),
-    _memory("memory-reserved", "GPU, reserved", "cuda", lambda used: used.cuda_reserved_bytes),
-    _memory("memory-device", "GPU, whole device", "cuda", lambda used: used.cuda_device_bytes),
-    _memory("memory-rss", "process", "cpu", lambda used: used.peak_rss_bytes, lambda rank: rank.peak_bytes),
+    _memory_resource(
+        "memory", "GPU, allocated", "cuda", lambda used: used.cuda_allocated_bytes, lambda rank: rank.peak_bytes
+    ),
+    _memory_resource("memory-reserved", "GPU, reserved", "cuda", lambda used: used.cuda_reserved_bytes),
+    _memory_resource("memory-device", "GPU, whole device", "cuda", lambda used: used.cuda_device_bytes),
+    _memory_resource("memory-rss", "process", "cpu", lambda used: used.peak_rss_bytes, lambda rank: rank.peak_bytes),
     Resource(
         name="energy",
         label="energy per image",
@@ -123,14 +125,14 @@ def resource_chart(
     views = []
     for mode, mode_curves in by_mode(curves).items():
         for resource in resources:
-            rows = used(analysis, mode_curves, resource)
+            rows = resource_rows(analysis, mode_curves, resource)
             if rows:
-                points = rank_points(analysis, mode_curves, resource)
+                points = rank_rows(analysis, mode_curves, resource)
                 views.append(_resource_view(resource, mode, rows, points))
     return axes.series_figure("resources", "What each trial used", views)
 
 
-def used(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) -> list[axes.ChartRow]:
+def resource_rows(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) -> list[axes.ChartRow]:
     """Return a row for each trial with a known figure.
 
     `low` and `high` are its lowest and highest rank; where ranks have no figures, they are its 95 % interval.
@@ -165,7 +167,7 @@ def _used_fields(resource: Resource, estimate: Estimate, by_rank: Mapping[int, f
     }
 
 
-def rank_points(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) -> list[axes.ChartRow]:
+def rank_rows(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) -> list[axes.ChartRow]:
     """Return a row for each rank of each trial with several; of many ranks only for the lowest and the highest."""
     rows = []
     for row, trial in _trial_rows(analysis, curves):
@@ -251,8 +253,8 @@ def _resource_plot(resource: Resource, rows: list[axes.ChartRow], points: list[a
         plot.add("ranks", {"type": "circle", "size": 22, "opacity": 0.75}, x=x, y=y, color=colour)
     point = {"type": "point", "size": 60, "filled": True, "opacity": 1}
     shape = axes.shape_encoding(names)
-    shown = axes.tooltip(series="curve", gpus="ranks", shown=resource.label, spread="bar", trial="trial")
-    plot.add("rows", point, x=x, y=y, color=colour, shape=shape, tooltip=shown)
+    point_tooltip = axes.tooltip(series="curve", gpus="ranks", shown=resource.label, spread="bar", trial="trial")
+    plot.add("rows", point, x=x, y=y, color=colour, shape=shape, tooltip=point_tooltip)
     return plot
 
 
@@ -274,7 +276,9 @@ def resolution_chart(analysis: Analysis) -> Figure | None:
     unit = units.time_unit(row["value"] for row in rows if row["panel"] == "step")
     panels = (
         _ResolutionPanel("step", "step time", "resolution", f"step ({unit.sign})", unit.factor),
-        _ResolutionPanel("memory", "peak memory", "resolution-memory", "peak memory of a rank (GiB)", 1 / _GIB),
+        _ResolutionPanel(
+            "memory", "peak memory", "resolution-memory", "peak memory of a rank (GiB)", 1 / _BYTES_PER_GIB
+        ),
     )
     views = []
     for panel in panels:
@@ -294,7 +298,7 @@ def resolution_rows(analysis: Analysis) -> list[axes.ChartRow]:
     return rows
 
 
-def _resolution_figures(point: AtSize) -> Iterator[axes.ChartRow]:
+def _resolution_figures(point: SizePoint) -> Iterator[axes.ChartRow]:
     """Yield a row for each known figure of an image size; the measured step has an interval if runs suffice for one."""
     step = point.result.step_seconds
     if step is not None:
@@ -312,6 +316,7 @@ def _resolution_figures(point: AtSize) -> Iterator[axes.ChartRow]:
 def _resolution_fields(
     panel: str, kind: str, value: float, shown: str, low: float | None = None, high: float | None = None
 ) -> axes.ChartRow:
+    """Return the fields of a row. `kind`: "measured", "by FLOPs" or "forecast"."""
     return {
         "panel": panel,
         "kind": kind,
@@ -324,6 +329,7 @@ def _resolution_fields(
 
 
 def _resolution_view(panel: _ResolutionPanel, rows: list[axes.ChartRow]) -> FigureView:
+    """Draw a panel by image size. `rows`: those of the panel, in the unit of its axis."""
     plot = _resolution_plot(rows, panel.axis)
     measured = [row for row in rows if row["measured"]]
     largest = max(measured, key=lambda row: row["size"], default=rows[-1])
@@ -346,17 +352,17 @@ def _resolution_plot(rows: list[axes.ChartRow], y_title: str) -> axes.Plot:
     shape = axes.shape_encoding(names)
     x = axes.ticked_axis("size", "image size (pixels)", [row["size"] for row in rows])
     y = axes.quantity("value", y_title, scale={"type": "log"}, axis={"format": "~g", "tickCount": 5})
-    shown = axes.tooltip(series="curve", size="pixels", kind="kind", shown=y_title, trial="trial")
+    point_tooltip = axes.tooltip(series="curve", size="pixels", kind="kind", shown=y_title, trial="trial")
     plot = axes.Plot({"rows": rows})
     dashed = {"type": "line", "strokeDash": axes.DASHED, "strokeWidth": 1.2}
     plot.add("rows", dashed, "!datum.measured", x=x, y=y, color=colour)
     hollow = {"type": "point", "size": 40, "filled": False, "opacity": 0.9}
-    plot.add("rows", hollow, "!datum.measured", x=x, y=y, color=colour, shape=shape, tooltip=shown)
+    plot.add("rows", hollow, "!datum.measured", x=x, y=y, color=colour, shape=shape, tooltip=point_tooltip)
     plot.add("rows", {"type": "line", "strokeWidth": 2}, "datum.measured", x=x, y=y, color=colour)
     if axes.has_intervals(rows):
         axes.add_bars(plot, "rows", x, colour)
     filled = {"type": "point", "size": 60, "filled": True, "opacity": 1}
-    plot.add("rows", filled, "datum.measured", x=x, y=y, color=colour, shape=shape, tooltip=shown)
+    plot.add("rows", filled, "datum.measured", x=x, y=y, color=colour, shape=shape, tooltip=point_tooltip)
     return plot
 
 
@@ -369,7 +375,7 @@ class StartUps(NamedTuple):
     """Number of trials that start faster and are left out."""
 
 
-def startup(analysis: Analysis) -> StartUps:
+def longest_start_ups(analysis: Analysis) -> StartUps:
     """Return the start-up phases of the trials that are drawn, in the order of the trials."""
     started = [trial for trial in analysis.trials.values() if trial.startup]
     longest_first = sorted(started, key=lambda trial: -(trial.startup_seconds or 0.0))
@@ -399,7 +405,7 @@ def _phase_rows(trial: TrialResult) -> Iterator[axes.ChartRow]:
 
 def startup_chart(analysis: Analysis) -> Figure | None:
     """Draw start-up phases stacked, one bar per trial; None where no run recorded them."""
-    start_ups = startup(analysis)
+    start_ups = longest_start_ups(analysis)
     if not start_ups.rows:
         return None
     bars = list(dict.fromkeys(row["bar"] for row in start_ups.rows))
@@ -426,6 +432,7 @@ def startup_chart(analysis: Analysis) -> Figure | None:
 
 
 def _startup_plot(rows: list[axes.ChartRow]) -> axes.Plot:
+    """Draw a bar for each trial, stacked by phase."""
     phases = list(dict.fromkeys(row["phase"] for row in sorted(rows, key=lambda row: int(row["order"]))))
     colours = list(axes.ORDERED_COLOURS[: len(phases)])
     legend = {"title": None, "orient": "top", "columns": 6}

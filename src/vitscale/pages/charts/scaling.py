@@ -18,21 +18,21 @@ from vitscale.present.estimate import Estimate
 from vitscale.trial.trial import Mode
 
 _IDEAL_SAMPLES = 24
-_MOST_IDEALS = 6
+_MOST_IDEAL_LINES = 6
 """Most curves whose ideals are all drawn. Of more curves only the first one's is, or dashed lines would hide them."""
 _WIDE_RANGE = 8
 """Ratio of the largest to the smallest rank count from which both axes are logarithmic."""
-_HEADROOM = 1.5
+_BAR_HEADROOM = 1.5
 """How far beyond the outermost point or ideal a bar may reach, as a factor."""
-_FEW_RUNS = 3
+_FEWEST_RUNS_FOR_INTERVAL = 3
 """With fewer runs the runs themselves are drawn: the interval of two runs is twelve times as wide as their gap."""
-_MOST_SWEPT = 3
+_MOST_SWEPT_AXES = 3
 """Number of swept fields that have axes."""
-_MOST_NAMED = 3
+_MOST_CURVES_NAMED = 3
 """Number of curves that a summary names."""
-_MOST_SIDE_BY_SIDE = 40
+_MOST_BARS = 40
 """Most curves of one rank count that are drawn as bars below one another; more would be longer than a page."""
-_STEP = 20
+_BAR_STEP_PIXELS = 20
 """Pixels from one curve to the next where they stand below one another."""
 
 
@@ -69,12 +69,12 @@ def _gpu_hours(trial: TrialResult, point: ScalingPoint) -> Estimate | None:
     return trial.epoch_seconds.times(hours_per_second)
 
 
-def _ideal_epoch(base: Estimate, is_weak: bool, times: float) -> float:
-    return base.value if is_weak else base.value / times
+def _ideal_epoch(base: Estimate, is_weak: bool, rank_ratio: float) -> float:
+    return base.value if is_weak else base.value / rank_ratio
 
 
-def _ideal_gpu_hours(base: Estimate, is_weak: bool, times: float) -> float:
-    return base.value * (times if is_weak else 1.0)
+def _ideal_gpu_hours(base: Estimate, is_weak: bool, rank_ratio: float) -> float:
+    return base.value * (rank_ratio if is_weak else 1.0)
 
 
 MEASURES = (
@@ -83,7 +83,7 @@ MEASURES = (
         label="speedup",
         title="speedup",
         value=lambda _trial, point: point.speedup,
-        ideal=lambda _base, _is_weak, times: times,
+        ideal=lambda _base, _is_weak, rank_ratio: rank_ratio,
         show=units.share,
         relative=True,
     ),
@@ -92,7 +92,7 @@ MEASURES = (
         label="efficiency",
         title="efficiency",
         value=lambda _trial, point: point.efficiency,
-        ideal=lambda _base, _is_weak, _times: 1.0,
+        ideal=lambda _base, _is_weak, _rank_ratio: 1.0,
         show=units.share,
         relative=True,
     ),
@@ -111,7 +111,7 @@ MEASURES = (
         label="images/s",
         title="images per second",
         value=lambda trial, _point: trial.images_per_second,
-        ideal=lambda base, _is_weak, times: base.value * times,
+        ideal=lambda base, _is_weak, rank_ratio: base.value * rank_ratio,
         show=units.number,
     ),
     Measure(
@@ -126,7 +126,7 @@ MEASURES = (
 )
 
 
-def _measures(analysis: Analysis) -> list[Measure]:
+def _measures_with_units(analysis: Analysis) -> list[Measure]:
     """Return the measures; the time of all ranks together has the unit that suits these results."""
     is_on_cpu_alone = all(trial.trial.train.device == "cpu" for trial in analysis.trials.values())
     hours = [_gpu_hours(trial, point) for _, point, trial in analysis.along(analysis.curves)]
@@ -174,12 +174,12 @@ YScale = Literal["from zero", "as x", "log2 by log2"]
 
 def scaling_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure | None:
     """Return a figure with a view for each batch policy, axis and measure; None where nothing is known."""
-    measures = _measures(analysis)
+    measures = _measures_with_units(analysis)
     views: list[FigureView] = []
     for mode, mode_curves in by_mode(curves).items():
         for axis in (RANKS, *swept_axes(mode_curves)):
             for measure in measures:
-                view = _view(analysis, mode, mode_curves, measure, axis)
+                view = _scaling_view(analysis, mode, mode_curves, measure, axis)
                 if view is not None:
                     views.append(view)
     if views:
@@ -208,7 +208,7 @@ def swept_axes(curves: Sequence[CurveResult]) -> list[ScalingAxis]:
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if is_number and field != "train.zero_stage":
                 values_by_field.setdefault(field, set()).add(value)
-    fields = [field for field, values in values_by_field.items() if len(values) > 1][:_MOST_SWEPT]
+    fields = [field for field, values in values_by_field.items() if len(values) > 1][:_MOST_SWEPT_AXES]
     rank_counts = sorted({point.gpus for curve in curves for point in curve.points})
     return [_swept_axis(field, gpus) for field, gpus in itertools.product(fields, rank_counts)]
 
@@ -232,7 +232,7 @@ class MeasuredRows(NamedTuple):
     """A row for each run of a point that has too few for an interval."""
 
 
-def measured(
+def measured_rows(
     analysis: Analysis, curves: Sequence[CurveResult], measure: Measure, axis: ScalingAxis = RANKS
 ) -> MeasuredRows:
     """Return the points of a measure along an axis, and the single runs of points with few runs.
@@ -249,7 +249,7 @@ def measured(
         x = curve.labels.get(axis.field) if axis.field else point.gpus
         if value is None or x is None:
             continue
-        position = {"series": _series(curve, axis, trial), "x": x, "gpus": point.gpus}
+        position = {"series": _series_name(curve, axis, trial), "x": x, "gpus": point.gpus}
         runs = len(trial.run_figures)
         drift = f"loss differs: {units.relative(trial.drift.difference)}" if trial.drifts else ""
         points.append(position | point_row(value, measure.show, runs) | {"trial": trial.trial_id, "drift": drift})
@@ -277,10 +277,10 @@ def point_row(value: Estimate, show: Callable[[float | None], str], runs: int) -
 
 def _has_few_runs(value: Estimate, runs: int) -> bool:
     """Whether a value has too few runs for an interval that decides anything."""
-    return bool(value.note) or runs < _FEW_RUNS
+    return bool(value.note) or runs < _FEWEST_RUNS_FOR_INTERVAL
 
 
-def _series(curve: CurveResult, axis: ScalingAxis, trial: TrialResult) -> str:
+def _series_name(curve: CurveResult, axis: ScalingAxis, trial: TrialResult) -> str:
     """Return the name of a curve without the field that the axis shows."""
     if not axis.field:
         return curve.name
@@ -304,7 +304,7 @@ def _run_rows(trial: TrialResult, value: Estimate, measure: Measure) -> list[axe
     return rows
 
 
-def ideal(analysis: Analysis, curves: Sequence[CurveResult], measure: Measure) -> list[axes.ChartRow]:
+def ideal_rows(analysis: Analysis, curves: Sequence[CurveResult], measure: Measure) -> list[axes.ChartRow]:
     """Return the rows of perfect scaling, from each curve's baseline to its largest rank count."""
     rows = []
     for curve in curves:
@@ -353,7 +353,7 @@ class _ViewRows(NamedTuple):
     """Title of the vertical axis, with the unit of times."""
 
 
-def _view(
+def _scaling_view(
     analysis: Analysis, mode: Mode, curves: Sequence[CurveResult], measure: Measure, axis: ScalingAxis
 ) -> FigureView | None:
     """Draw one measure along one axis; None where it would show nothing (`_is_worth_a_view`)."""
@@ -361,11 +361,11 @@ def _view(
     if rows is None:
         return None
     levels = [row["value"] for row in (*rows.points, *rows.ideal.rows)]
-    are_cut = axes.cut_bars(rows.points, lowest=min(levels) / _HEADROOM, highest=max(levels) * _HEADROOM)
+    are_cut = axes.cut_bars(rows.points, lowest=min(levels) / _BAR_HEADROOM, highest=max(levels) * _BAR_HEADROOM)
     is_side_by_side = _is_side_by_side(rows.points)
     plot = _side_by_side_plot(rows, measure, axis) if is_side_by_side else _curves_plot(rows, mode, measure, axis)
-    notes = _notes(plot, rows.ideal.only_series, are_cut=are_cut, is_side_by_side=is_side_by_side)
-    summary = _summary(rows.points, mode, measure, axis)
+    notes = _view_notes(plot, rows.ideal.only_series, are_cut=are_cut, is_side_by_side=is_side_by_side)
+    summary = _view_summary(rows.points, mode, measure, axis)
     last_column = "drift" if any(row["drift"] for row in rows.points) else "trial"
     return FigureView(
         name=_view_name(mode, measure, axis),
@@ -376,7 +376,7 @@ def _view(
         },
         title=_view_title(mode, measure, axis),
         subtitle="; ".join(notes),
-        spec=plot.spec(summary, {"step": _STEP} if is_side_by_side else axes.HEIGHT),
+        spec=plot.spec(summary, {"step": _BAR_STEP_PIXELS} if is_side_by_side else axes.HEIGHT),
         columns={
             "series": "curve",
             "x": axis.title,
@@ -392,7 +392,7 @@ def _view_rows(
     analysis: Analysis, curves: Sequence[CurveResult], measure: Measure, axis: ScalingAxis
 ) -> _ViewRows | None:
     """Return the rows of a view; None where they are not worth one."""
-    points, runs = measured(analysis, curves, measure, axis)
+    points, runs = measured_rows(analysis, curves, measure, axis)
     if not _is_worth_a_view(points, measure, axis):
         return None
     ideals = _ideal_rows(analysis, curves, measure, axis)
@@ -410,10 +410,10 @@ def _view_rows(
 def _is_side_by_side(points: Sequence[axes.ChartRow]) -> bool:
     """Whether the points are drawn as bars below one another, because all stand at one place of the axis."""
     has_one_position = len({row["x"] for row in points}) == 1
-    return has_one_position and 1 < len(points) <= _MOST_SIDE_BY_SIDE
+    return has_one_position and 1 < len(points) <= _MOST_BARS
 
 
-def _plot_of(points: list[axes.ChartRow], rows: _ViewRows) -> axes.Plot:
+def _plot_with_rows(points: list[axes.ChartRow], rows: _ViewRows) -> axes.Plot:
     """Return a plot with these points and the other rows of a view, without layers."""
     plot = axes.Plot({"rows": points})
     if rows.ideal.rows:
@@ -425,7 +425,7 @@ def _plot_of(points: list[axes.ChartRow], rows: _ViewRows) -> axes.Plot:
 
 def _curves_plot(rows: _ViewRows, mode: Mode, measure: Measure, axis: ScalingAxis) -> axes.Plot:
     """Draw a curve for each series, with its ideal."""
-    plot = _plot_of(rows.points, rows)
+    plot = _plot_with_rows(rows.points, rows)
     x, y = both_axes(rows.points, rows.y_title, axis, _y_scale(measure, mode))
     axes.add_curves(plot, x, y, _tooltips(measure, axis), one_ideal=measure.relative)
     return plot
@@ -434,7 +434,7 @@ def _curves_plot(rows: _ViewRows, mode: Mode, measure: Measure, axis: ScalingAxi
 def _side_by_side_plot(rows: _ViewRows, measure: Measure, axis: ScalingAxis) -> axes.Plot:
     """Draw a bar for each series, the best at the top."""
     best_first = sorted(rows.points, key=lambda row: row["value"], reverse=not measure.slower_is_more)
-    plot = _plot_of(best_first, rows)
+    plot = _plot_with_rows(best_first, rows)
     _add_side_by_side(plot, rows.y_title, _tooltips(measure, axis))
     return plot
 
@@ -463,23 +463,23 @@ def _ideal_rows(analysis: Analysis, curves: Sequence[CurveResult], measure: Meas
     """Return the rows of perfect scaling by ranks: of each curve, or of the first one alone of many; none else."""
     if axis.field:
         return _IdealRows([])
-    rows = ideal(analysis, curves, measure)
-    if not rows or measure.relative or len(curves) <= _MOST_IDEALS:
+    rows = ideal_rows(analysis, curves, measure)
+    if not rows or measure.relative or len(curves) <= _MOST_IDEAL_LINES:
         return _IdealRows(rows)
     first = rows[0]["series"]
     return _IdealRows([row for row in rows if row["series"] == first], only_series=first)
 
 
-def _summary(points: Sequence[axes.ChartRow], mode: Mode, measure: Measure, axis: ScalingAxis) -> str:
+def _view_summary(points: Sequence[axes.ChartRow], mode: Mode, measure: Measure, axis: ScalingAxis) -> str:
     """Return a sentence on the best curves; by ranks with another on the meaning of the batch policy."""
-    best = far_end(points, measure.label, axis, less_is_better=measure.slower_is_more)
+    best = best_at_largest(points, measure.label, axis, less_is_better=measure.slower_is_more)
     if axis.field:
         return best
     meaning = sentences.MODE_MEANINGS[mode]
     return f"{best} {mode}: {meaning[:1].lower()}{meaning[1:]}"
 
 
-def _notes(plot: axes.Plot, only_series: str, *, are_cut: bool, is_side_by_side: bool) -> list[str]:
+def _view_notes(plot: axes.Plot, only_series: str, *, are_cut: bool, is_side_by_side: bool) -> list[str]:
     """Return notes on the meaning of a view's marks: "dashed: ideal".
 
     Args:
@@ -514,13 +514,13 @@ def _view_title(mode: Mode, measure: Measure, axis: ScalingAxis) -> str:
     return f"{title}, by {axis.label}" if axis.field else title
 
 
-def _add_side_by_side(plot: axes.Plot, title: str, shown: list[axes.ChartSpec]) -> None:
+def _add_side_by_side(plot: axes.Plot, title: str, point_tooltip: list[axes.ChartSpec]) -> None:
     """Add a bar for each of a plot's `rows`, below one another in their order.
 
     Args:
         plot: the plot. Its `rows` and `runs` get a field `place`, the number of their bar from 0.
         title: title of the horizontal axis.
-        shown: the tooltip of a bar.
+        point_tooltip: the tooltip of a bar.
     """
     rows = plot.datasets["rows"]
     places = {row["series"]: index for index, row in enumerate(rows)}
@@ -531,11 +531,11 @@ def _add_side_by_side(plot: axes.Plot, title: str, shown: list[axes.ChartSpec]) 
     label_axis = {"labelLimit": label_pixels, "minExtent": label_pixels}
     y = axes.nominal("series", sort=axes.IN_ORDER, axis=label_axis)
     x = axes.quantity("value", title, scale={"zero": True, "nice": True}, axis={"tickCount": 6, "format": "~r"})
-    bar = {"type": "bar", "height": _STEP // 2}
-    plot.add("rows", bar, "!datum.drift", x=x, y=y, tooltip=shown)
+    bar = {"type": "bar", "height": _BAR_STEP_PIXELS // 2}
+    plot.add("rows", bar, "!datum.drift", x=x, y=y, tooltip=point_tooltip)
     if any(row["drift"] for row in rows):
         pale_bar = bar | {"fillOpacity": 0.15}
-        plot.add("rows", pale_bar, "datum.drift", x=x, y=y, tooltip=[*shown, *axes.tooltip(drift="drift")])
+        plot.add("rows", pale_bar, "datum.drift", x=x, y=y, tooltip=[*point_tooltip, *axes.tooltip(drift="drift")])
     if plot.datasets.get("runs"):
         plot.add("runs", axes.SINGLE_RUN, x=x, y=y)
     axes.add_bars(plot, "rows", y, colour=None, upright=False)
@@ -568,24 +568,30 @@ def both_axes(rows: Sequence[axes.ChartRow], title: str, axis: ScalingAxis, y_sc
     lowest = positions[0]
     highest = positions[-1]
     is_wide = lowest > 0 and highest >= _WIDE_RANGE * lowest
-    are_ranks = not axis.field and not axis.is_even
-    y_is_log = are_ranks and (y_scale == "log2 by log2" or (y_scale == "as x" and is_wide))
-    x_is_log = bool(axis.field) or y_is_log or (are_ranks and is_wide)
+    if axis.field:
+        x_is_log = True
+        y_is_log = False
+    elif axis.is_even:
+        x_is_log = False
+        y_is_log = False
+    else:
+        y_is_log = y_scale == "log2 by log2" or (y_scale == "as x" and is_wide)
+        x_is_log = y_is_log or is_wide
     are_whole = all(isinstance(position, int) for position in positions)
     x = axes.ticked_axis("x", axis.title, positions, log=x_is_log, number="d" if are_whole else "~g")
     scale = {"type": "log", "base": 2} if y_is_log else {"zero": True, "nice": True}
     return BothAxes(x, axes.quantity("value", title, scale=scale, axis={"tickCount": 6, "format": "~r"}))
 
 
-def far_end(rows: Sequence[axes.ChartRow], label: str, axis: ScalingAxis, *, less_is_better: bool) -> str:
+def best_at_largest(rows: Sequence[axes.ChartRow], label: str, axis: ScalingAxis, *, less_is_better: bool) -> str:
     """Return the best series at the largest position: "Speedup at 8 ranks: 7.01 for ddp; 6.20 for deepspeed."."""
     last_position = max(row["x"] for row in rows)
     last_rows = [row for row in rows if row["x"] == last_position]
     by_value = sorted(last_rows, key=lambda row: row["value"])
     best_first = by_value if less_is_better else by_value[::-1]
-    best = "; ".join(f"{row['shown']} for {row['series']}" for row in best_first[:_MOST_NAMED])
-    more = f"; and {len(best_first) - _MOST_NAMED} more" if len(best_first) > _MOST_NAMED else ""
-    return f"{axes.capitalised(label)} at {_position_text(axis, last_position)}: {best}{more}."
+    best = "; ".join(f"{row['shown']} for {row['series']}" for row in best_first[:_MOST_CURVES_NAMED])
+    further = f"; and {len(best_first) - _MOST_CURVES_NAMED} more" if len(best_first) > _MOST_CURVES_NAMED else ""
+    return f"{axes.capitalised(label)} at {_position_text(axis, last_position)}: {best}{further}."
 
 
 def _position_text(axis: ScalingAxis, position: float) -> str:

@@ -74,7 +74,7 @@ def bars(analysis: Analysis, curves: Sequence[CurveResult]) -> list[Bar]:
                 gpus=point.gpus,
                 trial_id=point.trial_id,
                 seconds=trial.breakdown.typical.seconds,
-                parts=parts_of(trial.breakdown),
+                parts=known_part_seconds(trial.breakdown),
             )
             trial_bars.append(bar)
     return trial_bars
@@ -84,11 +84,11 @@ def _can_be_drawn(breakdown: Breakdown) -> bool:
     """Whether the step took a possible time above 0, and all of its known parts possible times, not all of them 0."""
     if not 0 < breakdown.typical.seconds < LONGEST_STEP:
         return False
-    parts = parts_of(breakdown).values()
+    parts = known_part_seconds(breakdown).values()
     return any(parts) and all(0 <= part < LONGEST_STEP for part in parts)
 
 
-def parts_of(breakdown: Breakdown) -> dict[str, float]:
+def known_part_seconds(breakdown: Breakdown) -> dict[str, float]:
     """Return the known parts of the typical rank's step in seconds, in the order of the stack; they add up to the step.
 
     Where a part of the exposed communication is unknown, its parts are replaced by their sum (`COMMUNICATION`).
@@ -121,12 +121,12 @@ def unknown_parts(reasons_of: Sequence[Mapping[str, str]]) -> list[str]:
     return sentences
 
 
-_LEAST_LABELLED = 0.06
+_SMALLEST_LABELLED_SHARE = 0.06
 """Share of the axis below which a part has no room for its label."""
-_LEAST_UNKNOWN = 0.01
-_LIGHT_PARTS = [PART_NAMES[part] for part in ("forward", "wait", "norm", "data_wait", "other")]
+_SMALLEST_UNKNOWN_SHARE = 0.01
+_PARTS_WITH_DARK_LABELS = [PART_NAMES[part] for part in ("forward", "wait", "norm", "data_wait", "other")]
 """Parts with dark labels."""
-_UNLIKE = 20
+_LARGEST_TIME_RATIO = 20
 """Ratio of two steps' times above which the short one would be a line if drawn as time."""
 
 
@@ -152,7 +152,7 @@ def _views_of_batch(bars: Sequence[Bar], mode: Mode, name_addition: str) -> list
     in_time = _StackedForm("breakdown", "time", units.time_unit([shortest]))
     as_shares = _StackedForm("breakdown-share", "shares", unit=None)
     forms = [in_time, as_shares]
-    if max(bar.seconds for bar in bars) > _UNLIKE * shortest:
+    if max(bar.seconds for bar in bars) > _LARGEST_TIME_RATIO * shortest:
         forms.reverse()
     return [_stacked_view(f"{mode}-{form.name}{name_addition}", mode, bars, form) for form in forms]
 
@@ -166,7 +166,7 @@ class _StackedForm(NamedTuple):
     """Unit of time; None: shares of the step."""
 
 
-def stacked(bars: Sequence[Bar], *, unit: units.Unit | None = None) -> list[axes.ChartRow]:
+def stacked_rows(bars: Sequence[Bar], *, unit: units.Unit | None = None) -> list[axes.ChartRow]:
     """Return a row for each part that took any time, with its start and end in its bar.
 
     Args:
@@ -199,7 +199,8 @@ def stacked(bars: Sequence[Bar], *, unit: units.Unit | None = None) -> list[axes
 
 
 def _stacked_view(name: str, mode: Mode, bars: Sequence[Bar], form: _StackedForm) -> FigureView:
-    rows = stacked(bars, unit=form.unit)
+    """Draw the bars of one batch, stacked by part, as time or as shares of the step."""
+    rows = stacked_rows(bars, unit=form.unit)
     _add_labels(rows, form.unit)
     if form.unit is None:
         x_title = "share of the step"
@@ -210,13 +211,13 @@ def _stacked_view(name: str, mode: Mode, bars: Sequence[Bar], form: _StackedForm
     x_axis = {"format": x_format, "tickCount": 6}
     x = axes.quantity("start", x_title, axis=x_axis, scale={"nice": form.unit is not None})
     y = axes.nominal("bar", sort=axes.IN_ORDER, axis={"labelLimit": 220, "ticks": False})
-    shown = axes.tooltip(bar="trial", part="part", shown="time", share="share of the step", trial="trial")
+    point_tooltip = axes.tooltip(bar="trial", part="part", shown="time", share="share of the step", trial="trial")
     plot = axes.Plot({"rows": rows})
-    plot.add("rows", {"type": "bar"}, x=x, x2={"field": "end"}, y=y, color=part_colours(rows), tooltip=shown)
+    plot.add("rows", {"type": "bar"}, x=x, x2={"field": "end"}, y=y, color=part_colours(rows), tooltip=point_tooltip)
     text = {"type": "text", "fontSize": 10, "baseline": "middle"}
     ink = {"field": "ink", "type": "nominal", "scale": None}
     plot.add("rows", text, x=axes.quantity("middle"), y=y, text={"field": "label"}, color=ink)
-    summary = _largest_parts(bars)
+    summary = _longest_parts_sentence(bars)
     batch = ControlOption(str(bars[0].kept_batch.images), bars[0].kept_batch.label)
     return FigureView(
         name=name,
@@ -244,8 +245,8 @@ def _add_labels(rows: Sequence[axes.ChartRow], unit: units.Unit | None) -> None:
         length = row["end"] - row["start"]
         label = row["share"] if unit is None else units.number(length, 2)
         row["place"] = places[row["bar"]]
-        row["label"] = label if length / longest >= _LEAST_LABELLED else ""
-        row["ink"] = "#1c2430" if row["part"] in _LIGHT_PARTS else "#ffffff"
+        row["label"] = label if length / longest >= _SMALLEST_LABELLED_SHARE else ""
+        row["ink"] = "#1c2430" if row["part"] in _PARTS_WITH_DARK_LABELS else "#ffffff"
         row["middle"] = (row["start"] + row["end"]) / 2
 
 
@@ -258,22 +259,22 @@ def part_colours(rows: Sequence[axes.ChartRow]) -> axes.ChartSpec:
     return axes.nominal("part", scale=scale, legend=legend)
 
 
-def _largest_parts(bars: Sequence[Bar]) -> str:
+def _longest_parts_sentence(bars: Sequence[Bar]) -> str:
     """Return a sentence on the bar with the most ranks: its three longest parts, and the share of unknown ones."""
     bar = max(bars, key=lambda bar: bar.gpus)
     longest = sorted(bar.parts.items(), key=lambda item: -item[1])[:3]
     shares = {PART_NAMES[part]: seconds / bar.seconds for part, seconds in longest}
     unknown_share = 1 - sum(bar.parts.values()) / bar.seconds
-    if unknown_share >= _LEAST_UNKNOWN:
+    if unknown_share >= _SMALLEST_UNKNOWN_SHARE:
         shares["unknown"] = unknown_share
     parts = ", ".join(f"{name} {units.percent(share)}" for name, share in shares.items())
     return f"{bar.family} on {units.ranks(bar.gpus)}: {units.seconds(bar.seconds)} a step: {parts}."
 
 
-_IDEAL = "ideal"
-_MEASURED = "measured"
+_IDEAL_BAR = "ideal"
+_MEASURED_BAR = "measured"
 _FACTOR_COLOURS = {
-    _IDEAL: axes.IDEAL_COLOUR,
+    _IDEAL_BAR: axes.IDEAL_COLOUR,
     STEP_ROUNDING: axes.ROUNDING_COLOUR,
     START_UP: axes.PART_COLOURS["h2d"],
     "compute scaling": axes.PART_COLOURS["backward"],
@@ -290,25 +291,25 @@ _FACTOR_COLOURS = {
     "other": axes.PART_COLOURS["other"],
     EVALUATION: axes.PART_COLOURS["launch_gaps"],
     CHECKPOINT: axes.PART_COLOURS["optimizer"],
-    _MEASURED: axes.IDEAL_COLOUR,
+    _MEASURED_BAR: axes.IDEAL_COLOUR,
 }
 _ROOM_FOR_LABELS = 1.16
 """Room right of the longest bar, as a factor of its length."""
-_HEADROOM = 1.5
+_INTERVAL_HEADROOM = 1.5
 """How far beyond the longest bar an interval may reach, as a factor."""
 
 
-def waterfall_chart(waterfalls: Sequence[Waterfall], chosen: str = "") -> Figure | None:
+def waterfall_chart(waterfalls: Sequence[Waterfall], front_trial_id: str = "") -> Figure | None:
     """Draw a view for each trial whose efficiency could be taken apart.
 
     Args:
         waterfalls: the waterfalls; those without factors are not drawn.
-        chosen: identity of the trial that comes first. Where it has no waterfall, that of the largest loss comes first.
+        front_trial_id: identity of the trial that comes first; where it has no waterfall, the largest loss does.
     """
     drawable = [waterfall for waterfall in waterfalls if waterfall.factors]
     if not drawable:
         return None
-    front = waterfall_of_trial(drawable, chosen) or largest_loss(drawable)
+    front = waterfall_of_trial(drawable, front_trial_id) or largest_loss(drawable)
     in_order = sorted(drawable, key=lambda waterfall: waterfall is not front)
     views = [_waterfall_view(waterfall, number) for number, waterfall in enumerate(in_order, 1)]
     return Figure("waterfall", "From ideal to measured", tuple(views))
@@ -329,8 +330,9 @@ def largest_loss(waterfalls: Sequence[Waterfall]) -> Waterfall | None:
 
 
 def _waterfall_view(waterfall: Waterfall, number: int) -> FigureView:
+    """Draw one waterfall. `number`: its number among the views, from 1, by which its file is named."""
     rows = waterfall_rows(waterfall)
-    axes.cut_bars(rows, 0.0, _HEADROOM * max(row["right"] for row in rows))
+    axes.cut_bars(rows, 0.0, _INTERVAL_HEADROOM * max(row["right"] for row in rows))
     for row in rows:
         row["right"] = max(row["right"], row["high"] or 0.0)
     plot = _waterfall_plot(rows)
@@ -372,14 +374,14 @@ def _waterfall_plot(rows: list[axes.ChartRow]) -> axes.Plot:
     )
     y = axes.nominal("step", sort=steps, axis={"ticks": False, "domain": False, "labelLimit": 200, "labelPadding": 6})
     colours = {"domain": steps, "range": [_FACTOR_COLOURS[step] for step in steps]}
-    shown = axes.tooltip(step="step", label="% of ideal, or points", bounds="95 % interval", factor="factor")
+    point_tooltip = axes.tooltip(step="step", label="% of ideal, or points", bounds="95 % interval", factor="factor")
     plot = axes.Plot({"rows": rows})
     joint = {"type": "rule", "strokeWidth": 1, "color": axes.IDEAL_COLOUR}
     middle = {"bandPosition": 0.5}
     plot.add("rows", joint, x=axes.quantity("end"), y=y | middle, y2={"field": "next", **middle})
     bar = {"type": "bar", "height": {"band": 0.72}, "stroke": "#80808080", "strokeWidth": 0.5}
     colour = axes.nominal("step", scale=colours, legend=None)
-    plot.add("rows", bar, x=x, x2={"field": "end"}, y=y, color=colour, tooltip=shown)
+    plot.add("rows", bar, x=x, x2={"field": "end"}, y=y, color=colour, tooltip=point_tooltip)
     axes.add_bars(plot, "rows", y, colour=None, upright=False)
     text = {"type": "text", "align": "left", "dx": 4, "fontSize": 11}
     plot.add("rows", text, x=axes.quantity("right"), y=y, text={"field": "label"})
@@ -391,15 +393,15 @@ def waterfall_rows(waterfall: Waterfall) -> list[axes.ChartRow]:
 
     Each factor's bar begins where the one before ends. The field `next` names the bar below.
     """
-    rows = [_bar(_IDEAL, 0.0, Estimate(100.0), "100 %")]
+    rows = [_bar_row(_IDEAL_BAR, 0.0, Estimate(100.0), "100 %")]
     order = list(_FACTOR_COLOURS)
     for factor in sorted(waterfall.factors, key=lambda factor: order.index(factor.name)):
         change = _change_in_percent(factor)
         start = rows[-1]["end"]
-        rows.append(_bar(factor.name, start, change, _signed(change.value), f"{factor.factor:.3f}"))
-    measured = _efficiency(waterfall).times(100)
-    rows.append(_bar(_MEASURED, 0.0, measured, f"{measured.value:.0f} %"))
-    next_steps = [*(row["step"] for row in rows[1:]), _MEASURED]
+        rows.append(_bar_row(factor.name, start, change, _signed_points_text(change.value), f"{factor.factor:.3f}"))
+    measured = _measured_efficiency(waterfall).times(100)
+    rows.append(_bar_row(_MEASURED_BAR, 0.0, measured, f"{measured.value:.0f} %"))
+    next_steps = [*(row["step"] for row in rows[1:]), _MEASURED_BAR]
     return [row | {"next": next_step} for row, next_step in zip(rows, next_steps, strict=True)]
 
 
@@ -414,7 +416,7 @@ def _change_in_percent(factor: Factor) -> Estimate:
     return Estimate(-100 * factor.points, low, high)
 
 
-def _efficiency(waterfall: Waterfall) -> Estimate:
+def _measured_efficiency(waterfall: Waterfall) -> Estimate:
     """Return the measured efficiency; without an interval where runs are too few for one."""
     interval = waterfall.interval
     if interval and not interval.note:
@@ -422,7 +424,7 @@ def _efficiency(waterfall: Waterfall) -> Estimate:
     return Estimate(waterfall.efficiency or 0.0)
 
 
-def _bar(step: str, start: float, change: Estimate, label: str, factor: str = "") -> axes.ChartRow:
+def _bar_row(step: str, start: float, change: Estimate, label: str, factor: str = "") -> axes.ChartRow:
     """Return the row of a bar from `start` to `start + change`; the interval of `change` lies around its end."""
     end = start + change.value
     row: axes.ChartRow = {
@@ -439,11 +441,11 @@ def _bar(step: str, start: float, change: Estimate, label: str, factor: str = ""
     if change.low is not None and change.high is not None:
         row["low"] = start + change.low
         row["high"] = start + change.high
-        row["bounds"] = f"{_signed(change.low)} to {_signed(change.high)}"
+        row["bounds"] = f"{_signed_points_text(change.low)} to {_signed_points_text(change.high)}"
     return row
 
 
-def _signed(points: float) -> str:
+def _signed_points_text(points: float) -> str:
     """Return "-17.2" (with a minus sign), "+3.1" or "0"."""
     text = f"{points:+.1f}"
     return "0" if float(text) == 0 else text.replace("-", "\N{MINUS SIGN}")

@@ -22,9 +22,9 @@ _LANE_PIXELS_OF_MANY = 20
 _MOST_TIMELINES = 12
 _MOST_RECTANGLES = 2000
 """Most rectangles on all timelines of a page together."""
-_MOST_STEPS = 3
+_MOST_STEPS_DRAWN = 3
 _MOST_LANES = 16
-_SHORTEST_DRAWN = 1 / 500
+_SHORTEST_DRAWN_SHARE = 1 / 500
 """Share of the longest drawn step: anything shorter would be less than a pixel."""
 _Lane = Mapping[str, list[Interval]]
 """Part of a step -> the intervals in which a rank did it, in seconds since the rank's step began."""
@@ -75,18 +75,18 @@ def timelines(analysis: Analysis) -> Timelines:
     """Make the timelines of a study, each trial once."""
     runs_by_trial: dict[str, _ExplainedRun] = {}
     for curve in analysis.curves:
-        explained = _largest_explained(analysis, curve)
+        explained = _explained_run_of_curve(analysis, curve)
         if explained is not None:
             runs_by_trial.setdefault(explained.trial.trial_id, explained)
     explained_runs = list(runs_by_trial.values())
     drawn = explained_runs[:_MOST_TIMELINES]
     most_rectangles = _MOST_RECTANGLES // max(1, len(drawn))
-    timelines_drawn = [_timeline(analysis, trial, run, most_rectangles) for trial, run in drawn]
+    timelines_drawn = [_timeline_of_run(analysis, trial, run, most_rectangles) for trial, run in drawn]
     without_room = [trial_label(analysis, trial) for trial, _ in explained_runs[_MOST_TIMELINES:]]
     return Timelines([timeline for timeline in timelines_drawn if timeline.rows], without_room)
 
 
-def _largest_explained(analysis: Analysis, curve: CurveResult) -> _ExplainedRun | None:
+def _explained_run_of_curve(analysis: Analysis, curve: CurveResult) -> _ExplainedRun | None:
     """Return the run to draw of a curve: the first with sound explained steps, of the trial on the most ranks.
 
     A trial without such a run is passed over. Return None where no trial has one.
@@ -99,15 +99,15 @@ def _largest_explained(analysis: Analysis, curve: CurveResult) -> _ExplainedRun 
     return None
 
 
-def _timeline(analysis: Analysis, trial: TrialResult, run: Run, most_rectangles: int) -> Timeline:
+def _timeline_of_run(analysis: Analysis, trial: TrialResult, run: Run, most_rectangles: int) -> Timeline:
     """Return the timeline of a run: some of its steps on some of its ranks, in at most so many rectangles."""
     explained = _sound_steps(run)
-    steps = _evenly_spread(explained, _MOST_STEPS)
+    steps = _evenly_spread(explained, _MOST_STEPS_DRAWN)
     ranks = _drawn_ranks(trial, run)
-    lanes_by_step = {step: _lanes(run, step, ranks) for step in steps}
+    lanes_by_step = {step: _lane_by_rank(run, step, ranks) for step in steps}
     step_seconds = _step_seconds(run, lanes_by_step)
     unit = units.time_unit(step_seconds.values())
-    rows = _rows(lanes_by_step, unit, shortest_seconds=_SHORTEST_DRAWN * max(step_seconds.values()))
+    rows = _rectangle_rows(lanes_by_step, unit, shortest_seconds=_SHORTEST_DRAWN_SHARE * max(step_seconds.values()))
     longest_first = sorted(rows, key=lambda row: row["start"] - row["end"])
     drawn_rows = longest_first[:most_rectangles]
     drawn_seconds = sum(row["end"] - row["start"] for row in drawn_rows) / unit.factor
@@ -129,7 +129,7 @@ def _timeline(analysis: Analysis, trial: TrialResult, run: Run, most_rectangles:
     )
 
 
-def _rows(
+def _rectangle_rows(
     lanes_by_step: Mapping[int, Mapping[int, _Lane]], unit: units.Unit, *, shortest_seconds: float
 ) -> list[ChartRow]:
     """Return a row for each rectangle of all steps (`place`: number of the step's picture) and ranks."""
@@ -150,7 +150,7 @@ def _drawn_ranks(trial: TrialResult, run: Run) -> list[int]:
     return sorted([*ranks[:-1], straggler.rank])
 
 
-def _lanes(run: Run, step: int, ranks: Collection[int]) -> dict[int, _Lane]:
+def _lane_by_rank(run: Run, step: int, ranks: Collection[int]) -> dict[int, _Lane]:
     """Return rank -> its lane in a step, for these ranks."""
     return {rank: lane for rank, lane in lanes(run, step).items() if rank in ranks}
 
@@ -222,7 +222,7 @@ def _parts_in_words(lane: _Lane, step_seconds: float) -> str:
     """Return the parts of a step on a rank: "120 ms: forward 40 ms, backward 70 ms, unknown 10 ms"."""
     seconds_by_name = {PART_NAMES[part]: length(lane[part]) for part in PART_NAMES if part in lane}
     unknown = step_seconds - sum(seconds_by_name.values())
-    if unknown > _SHORTEST_DRAWN * step_seconds:
+    if unknown > _SHORTEST_DRAWN_SHARE * step_seconds:
         seconds_by_name["unknown"] = unknown
     parts = ", ".join(f"{name} {units.seconds(seconds)}" for name, seconds in seconds_by_name.items())
     return f"{units.seconds(step_seconds)}: {parts}"
@@ -253,11 +253,11 @@ def timeline_chart(analysis: Analysis) -> Figure | None:
     drawn, without_room = timelines(analysis)
     views: list[FigureView] = []
     for number, timeline in enumerate(drawn, 1):
-        views += [_view(timeline, number, index, without_room) for index in range(len(timeline.steps))]
+        views += [_step_view(timeline, number, index, without_room) for index in range(len(timeline.steps))]
     return Figure("timeline", "What each rank did when", tuple(views)) if views else None
 
 
-def _view(timeline: Timeline, number: int, index: int, without_room: Sequence[str]) -> FigureView:
+def _step_view(timeline: Timeline, number: int, index: int, without_room: Sequence[str]) -> FigureView:
     """Draw one step.
 
     Args:

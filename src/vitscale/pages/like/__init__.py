@@ -13,6 +13,6 @@ outputs        all figures in order, or what they lack; writes them as page, con
 """
 
 from vitscale.pages.like.outputs import FORMATS, findings, study_named, terminal_document, write
-from vitscale.pages.like.study import Material
+from vitscale.pages.like.study import MeasuredData
 
-__all__ = ["FORMATS", "Material", "findings", "study_named", "terminal_document", "write"]
+__all__ = ["FORMATS", "MeasuredData", "findings", "study_named", "terminal_document", "write"]

@@ -18,8 +18,14 @@ from vitscale.analysis.claims import AccuracyDifference, AccuracyVerdict, accura
 from vitscale.analysis.learning.convergence import linear_between, seed_of
 from vitscale.analysis.statistics import NOT_AMONG_ALL, corrected
 from vitscale.pages.like.curves import gpus_text
-from vitscale.pages.like.series import FigureSeries, Member, apart_in_micro_batch, names
-from vitscale.pages.like.study import ClaimOutcome, Material
+from vitscale.pages.like.series import (
+    FigureSeries,
+    Member,
+    distinct_series_names,
+    sets_differing_in_micro_batch,
+    strong_micro_series,
+)
+from vitscale.pages.like.study import ClaimOutcome, MeasuredData
 from vitscale.present.data import attributes
 from vitscale.store.records import EpochLine
 from vitscale.store.results import Run
@@ -53,20 +59,20 @@ class AccuracyTests(NamedTuple):
     """More GPUs against fewer at one global batch."""
 
 
-def accuracy_claim(material: Material) -> ClaimOutcome:
+def accuracy_claim(measured: MeasuredData) -> ClaimOutcome:
     """Return the tests of accuracy in sentences and as data: at a fixed micro-batch, and at one global batch."""
-    tests = accuracy_tests(material.series)
+    tests = accuracy_tests(measured.series)
     entries = {
-        "accuracy": [_entry(test) for test in tests.against_fewest],
-        "accuracy_at_equal_batch": [_entry(test) for test in tests.at_equal_batch],
+        "accuracy": [_test_fields(test) for test in tests.against_fewest],
+        "accuracy_at_equal_batch": [_test_fields(test) for test in tests.at_equal_batch],
     }
-    return ClaimOutcome(tuple(_sentences(tests)), entries)
+    return ClaimOutcome(tuple(_claim_sentences(tests)), entries)
 
 
-def accuracy_tests(series: Sequence[FigureSeries]) -> AccuracyTests:
+def accuracy_tests(series_list: Sequence[FigureSeries]) -> AccuracyTests:
     """Return all tests of accuracy, with Holm's correction for all of them together."""
-    against_fewest = _without_repeated_pairs(_against_fewest(series))
-    at_equal_batch = _without_repeated_pairs(_at_equal_batch(series))
+    against_fewest = _without_repeated_pairs(_tests_against_fewest_gpus(series_list))
+    at_equal_batch = _without_repeated_pairs(_tests_at_equal_batch(series_list))
     uncorrected = [*against_fewest, *at_equal_batch]
     results = corrected([test.result for test in uncorrected], [test.trials for test in uncorrected])
     tests = [replace(test, result=result) for test, result in zip(uncorrected, results, strict=True)]
@@ -85,49 +91,52 @@ def _without_repeated_pairs(tests: Sequence[AccuracyTest]) -> list[AccuracyTest]
     return list(test_by_pair.values())
 
 
-def _against_fewest(series: Sequence[FigureSeries]) -> list[AccuracyTest]:
+def _tests_against_fewest_gpus(series_list: Sequence[FigureSeries]) -> list[AccuracyTest]:
     """Return the tests of each strong-scaling series against its fewest GPUs.
 
     4 and 8 GPUs are tested; in a series that has neither, its largest GPU count.
     """
-    strong = [curve for curve in series if curve.mode == "strong-micro" and len(curve.members) > 1]
+    strong = [series for series in strong_micro_series(series_list) if len(series.members) > 1]
     tests = []
-    for curve, name in zip(strong, names(strong), strict=True):
-        base, *larger = curve.members
+    for series, name in zip(strong, distinct_series_names(strong), strict=True):
+        base, *larger = series.members
         largest = larger[-1]
         compared = [member for member in larger if member.gpus in _COMPARED_COUNTS] or [largest]
         for member in compared:
-            test = _test(name, base, member)
+            test = _accuracy_test(name, base, member)
             if test is not None:
                 tests.append(test)
     return tests
 
 
-def _at_equal_batch(series: Sequence[FigureSeries]) -> list[AccuracyTest]:
-    """Return tests of more GPUs against fewer at the same global batch.
+def _tests_at_equal_batch(series_list: Sequence[FigureSeries]) -> list[AccuracyTest]:
+    """Return tests of more GPUs against fewer GPUs at the same global batch.
 
-    The two are members of strong-scaling series that differ only in micro-batch.
+    The global batch is GPUs x micro-batch, so that the two are members of series that differ in micro-batch, and in
+    nothing else: 4 GPUs with micro-batch 16 and 2 GPUs with micro-batch 32 both have a global batch of 64.
     """
-    strong = [curve for curve in series if curve.mode == "strong-micro"]
     tests = []
-    for name, curves in apart_in_micro_batch(strong):
-        for curve, other in combinations(curves, 2):
-            for member, other_member in product(curve.members, other.members):
-                test = _test_at_equal_batch(name, member, other_member)
+    for set_name, series_set in sets_differing_in_micro_batch(strong_micro_series(series_list)):
+        for first_series, second_series in combinations(series_set, 2):
+            for first, second in product(first_series.members, second_series.members):
+                test = _test_at_equal_batch(set_name, first, second)
                 if test is not None:
                     tests.append(test)
     return tests
 
 
-def _test_at_equal_batch(name: str, member: Member, other: Member) -> AccuracyTest | None:
-    """Return the test of a pair, the fewer GPUs as its base; None for unequal global batches or without accuracies."""
-    if member.trial.trial.global_batch != other.trial.trial.global_batch:
+def _test_at_equal_batch(name: str, first: Member, second: Member) -> AccuracyTest | None:
+    """Return the test of the member on more GPUs against that on fewer, which is the base.
+
+    Return None where their global batches differ, or an accuracy is not known.
+    """
+    if first.trial.trial.global_batch != second.trial.trial.global_batch:
         return None
-    fewer, more = sorted((member, other), key=lambda either: either.gpus)
-    return _test(name, base=fewer, member=more)
+    fewer_gpus, more_gpus = sorted((first, second), key=lambda member: member.gpus)
+    return _accuracy_test(name, base=fewer_gpus, member=more_gpus)
 
 
-def _test(name: str, base: Member, member: Member) -> AccuracyTest | None:
+def _accuracy_test(name: str, base: Member, member: Member) -> AccuracyTest | None:
     """Return the test of a member against the base; None where an accuracy of one of them is not known."""
     samples = equal_samples(base.trial.recorded_runs, member.trial.recorded_runs)
     if samples is None:
@@ -154,19 +163,29 @@ def _counted_images(trial: TrialResult, samples: EqualSamples) -> int | None:
     An imported training accuracy is taken to be that of rank 0 alone, which counted its share of the images.
     """
     run = trial.recorded_runs[0]
-    if samples.split == "held-out":
-        model = next((rank.model for rank in run.ranks if rank.model is not None), None)
-        return None if model is None else model.held_out_samples or None
+    images = _held_out_images(run) if samples.split == "held-out" else _training_images(run)
+    return images or None
+
+
+def _held_out_images(run: Run) -> int:
+    """Return the number of held-out images; 0 where no rank has recorded it."""
+    for rank in run.ranks:
+        if rank.model is not None:
+            return rank.model.held_out_samples or 0
+    return 0
+
+
+def _training_images(run: Run) -> int:
+    """Return the number of images of an epoch from which a training accuracy was counted; 0 where it is unknown."""
     first_epochs = [rank.epochs[0] for rank in run.ranks if rank.epochs]
-    if not first_epochs or not first_epochs[0].images:
-        return None
-    images = first_epochs[0].images
-    if run.header.imported is None:
-        return images
-    return images // run.header.trial.world.size or None
+    if not first_epochs:
+        return 0
+    images = first_epochs[0].images or 0
+    is_of_rank_0_alone = run.header.imported is not None
+    return images // run.header.trial.world.size if is_of_rank_0_alone else images
 
 
-def _sentences(tests: AccuracyTests) -> list[str]:
+def _claim_sentences(tests: AccuracyTests) -> list[str]:
     """Return a sentence on all tests, one on each series, and one on each test at one global batch.
 
     Return no sentence where no series was tested against its fewest GPUs.
@@ -188,10 +207,12 @@ def _sentences(tests: AccuracyTests) -> list[str]:
 def _series_sentence(name: str, tests: Sequence[AccuracyTest]) -> str:
     """Return the sentence on the tests of one series, which all have the same base."""
     first = tests[0]
-    kind = "held-out" if first.samples.split == "held-out" else "training"
+    split_name = "held-out" if first.samples.split == "held-out" else "training"
     base = f"{gpus_text(first.base_gpus)} (global batch {first.batches[0]:,})"
     differences = "; ".join(accuracy_words(test) for test in tests)
-    sentence = f"{name}: {kind} accuracy against {base} after {first.samples.images:,} images each: {differences}."
+    sentence = (
+        f"{name}: {split_name} accuracy against {base} after {first.samples.images:,} images each: {differences}."
+    )
     if any(test.result.difference.low is None for test in tests):
         sentence += " With one seed on a side, how far another would move it is not known."
     return sentence
@@ -212,9 +233,9 @@ def accuracy_words(test: AccuracyTest) -> str:
     """
     result = test.result
     difference = result.difference
-    head = f"{_points(difference.value)} points at {gpus_text(test.gpus)} (global batch {test.batches[1]:,}"
+    head = f"{_percentage_points(difference.value)} points at {gpus_text(test.gpus)} (global batch {test.batches[1]:,}"
     if difference.low is not None and difference.high is not None:
-        bounds = f"95 % interval {_points(difference.low)} to {_points(difference.high)})"
+        bounds = f"95 % interval {_percentage_points(difference.low)} to {_percentage_points(difference.high)})"
         return f"{head}; {bounds}, {_verdict_in_words(result)}"
     if result.counting_error is None:
         return f"{head}; counted from an unknown number of images), too few seeds to tell"
@@ -261,7 +282,8 @@ def _overall_sentence(tests: Sequence[AccuracyTest], corrected_for: int) -> str:
     return f"Accuracy in {len(tests)} comparison{plural} with fewer GPUs after equal images: {counts}; {meaning}."
 
 
-def _entry(test: AccuracyTest) -> dict[str, Any]:
+def _test_fields(test: AccuracyTest) -> dict[str, Any]:
+    """Return the JSON object of one test, with its clause."""
     return {
         "workload": test.name,
         **attributes(test, "gpus", "base_gpus"),
@@ -275,7 +297,7 @@ def _entry(test: AccuracyTest) -> dict[str, Any]:
     }
 
 
-def _points(value: float) -> str:
+def _percentage_points(value: float) -> str:
     """Return "+1.2" for 0.012: percentage points."""
     return f"{100 * value:+z.1f}"
 
@@ -336,8 +358,8 @@ def _samples_of_split(reference: Sequence[Run], other: Sequence[Run], split: Cla
     return EqualSamples(
         split=split,
         images=common_images,
-        reference=_seed_means(reference, reference_accuracies),
-        other=_seed_means(other, other_accuracies),
+        reference=_means_by_seed(reference, reference_accuracies),
+        other=_means_by_seed(other, other_accuracies),
     )
 
 
@@ -352,7 +374,7 @@ def _accuracies_after(images: int, curves: Sequence[Sequence[_AccuracyPoint]]) -
     return accuracies
 
 
-def _seed_means(runs: Sequence[Run], accuracies: Sequence[float]) -> tuple[float, ...]:
+def _means_by_seed(runs: Sequence[Run], accuracies: Sequence[float]) -> tuple[float, ...]:
     """Return the mean accuracy of the runs of each seed; `accuracies` has one for each run.
 
     Imports do not record seeds: each imported run is taken to have a seed of its own.

@@ -13,16 +13,16 @@ from functools import partial
 from typing import NamedTuple
 
 from vitscale.pages.charts.axes import HEIGHT, ChartRow, ChartSpec, Plot, add_curves, capitalised, scaled, tooltip
-from vitscale.pages.charts.scaling import ScalingAxis, YScale, both_axes, far_end, ideal_line, point_row
+from vitscale.pages.charts.scaling import ScalingAxis, YScale, best_at_largest, both_axes, ideal_line, point_row
 from vitscale.pages.like.selection import Selection
-from vitscale.pages.like.series import DATASET_NAMES, FigureSeries, Member, PublishedPoints, names
+from vitscale.pages.like.series import DATASET_NAMES, FigureSeries, Member, PublishedPoints, distinct_series_names
 from vitscale.pages.like.study import StudyFigure
 from vitscale.present import units
 from vitscale.present.document import ControlOption, Figure, FigureView
 from vitscale.present.estimate import Estimate
 from vitscale.published import PublishedFact
 
-_GPUS = ScalingAxis("gpus", "GPUs", "GPUs")
+_GPU_AXIS = ScalingAxis("gpus", "GPUs", "GPUs")
 _DEVICE_REASON = "device: "
 """Beginning of the reason that two GPU counts have unlike devices."""
 
@@ -33,13 +33,13 @@ def curves_view(
     y_title: str,
     notes: Sequence[str],
     *,
-    axis: ScalingAxis = _GPUS,
+    axis: ScalingAxis = _GPU_AXIS,
     y: ChartSpec | None = None,
     y_scale: YScale = "from zero",
     less_is_better: bool = False,
     ordered: bool = False,
     joined: bool = True,
-    more: Sequence[str] = (),
+    further_sentences: Sequence[str] = (),
 ) -> FigureView:
     """Return one picture of curves.
 
@@ -56,7 +56,7 @@ def curves_view(
         less_is_better: whether lower values are better.
         ordered: whether the curves have an order, which their colours then show.
         joined: whether lines join the points of a curve.
-        more: sentences that follow the summary.
+        further_sentences: sentences that follow the summary.
     """
     rows = plot.datasets["rows"]
     left_out = plot.datasets.get("left_out", [])
@@ -70,7 +70,7 @@ def curves_view(
         mark = {"type": "text", "angle": 270, "align": "left", "fontSize": 11}
         text = {"field": "text", "type": "nominal"}
         plot.add("left_out", mark, x=default_axes.x, y={"value": HEIGHT - 6}, text=text)
-    summary = " ".join([far_end(rows, label, axis, less_is_better=less_is_better), *more])
+    summary = " ".join([best_at_largest(rows, label, axis, less_is_better=less_is_better), *further_sentences])
     return FigureView(
         name="-".join(choice.value for choice in choices.values()),
         choices=choices,
@@ -123,7 +123,7 @@ def scaling_pair(figure: StudyFigure, selection: Selection, published: Published
 
     Where no epoch time is known, return a sentence that says so.
     """
-    labels = names(selection.series)
+    labels = distinct_series_names(selection.series)
     times = times_view(figure, selection, labels, published)
     if times is None:
         return "No trial of this kind has recorded an epoch time."
@@ -163,14 +163,14 @@ def times_view(
         {"measure": ControlOption("epoch-seconds", "epoch time")},
         plot,
         f"epoch time ({unit.sign})",
-        _notes(selection, times, published, relative_name=_usual_relative_quantity(figure).name),
+        _subtitle_parts(selection, times, published, relative_name=_usual_relative_quantity(figure).name),
         y_scale="from zero" if is_weak else "as x",
         less_is_better=True,
-        more=_uncompared_sentences(selection),
+        further_sentences=_uncompared_sentences(selection),
     )
 
 
-def against_base(figure: StudyFigure, selection: Selection, published: PublishedPoints) -> Figure | str:
+def relative_to_base_figure(figure: StudyFigure, selection: Selection, published: PublishedPoints) -> Figure | str:
     """Return the speedup or the efficiency, as the figure's quantity says, of every selected series against its base.
 
     Where fewer than two GPU counts have one, return a sentence that says so.
@@ -179,7 +179,7 @@ def against_base(figure: StudyFigure, selection: Selection, published: Published
     view = _relative_view(selection, published, quantity)
     if view is None:
         return "No two GPU counts of these results may be held against each other."
-    return Figure(figure.name, figure.heading, (view,), tuple(names(selection.series)))
+    return Figure(figure.name, figure.heading, (view,), tuple(distinct_series_names(selection.series)))
 
 
 def _relative_view(selection: Selection, published: PublishedPoints, quantity: _RelativeQuantity) -> FigureView | None:
@@ -187,7 +187,7 @@ def _relative_view(selection: Selection, published: PublishedPoints, quantity: _
 
     Return None where fewer than two GPU counts have the quantity.
     """
-    labels = names(selection.series)
+    labels = distinct_series_names(selection.series)
     rows = _relative_rows(selection, labels, quantity)
     compared_counts = {row["x"] for row in rows}
     if len(compared_counts) < 2:
@@ -203,9 +203,9 @@ def _relative_view(selection: Selection, published: PublishedPoints, quantity: _
         {"measure": ControlOption(quantity.name, quantity.name)},
         plot,
         quantity.name,
-        _notes(selection, rows, published, relative_name=quantity.name),
+        _subtitle_parts(selection, rows, published, relative_name=quantity.name),
         y_scale="from zero" if quantity.is_efficiency else "log2 by log2",
-        more=[*_baseline_sentences(selection, labels), *_uncompared_sentences(selection)],
+        further_sentences=[*_baseline_sentences(selection, labels), *_uncompared_sentences(selection)],
     )
 
 
@@ -214,9 +214,9 @@ def _relative_rows(selection: Selection, labels: Sequence[str], quantity: _Relat
     rows = []
     for series, label in zip(selection.series, labels, strict=True):
         for member in series.members:
-            if member.against_base is None or series.base is None:
+            if member.speedup_over_base is None or series.base is None:
                 continue
-            value = quantity.from_speedup(member.against_base, gpus=member.gpus, base_gpus=series.base.gpus)
+            value = quantity.from_speedup(member.speedup_over_base, gpus=member.gpus, base_gpus=series.base.gpus)
             rows.append(_member_row(label, member, value, units.share))
     return rows
 
@@ -247,7 +247,7 @@ def _baseline_sentences(selection: Selection, labels: Sequence[str]) -> list[str
 
 def _has_compared_member(series: FigureSeries) -> bool:
     """Whether any member is compared with the base."""
-    return any(member.against_base is not None for member in series.members)
+    return any(member.speedup_over_base is not None for member in series.members)
 
 
 def _member_row(label: str, member: Member, value: Estimate, show: Callable[[float | None], str]) -> ChartRow:
@@ -310,7 +310,7 @@ def _label_by_series(selection: Selection, labels: Sequence[str]) -> dict[int, s
     return {id(series): label for series, label in zip(selection.series, labels, strict=True)}
 
 
-def _notes(
+def _subtitle_parts(
     selection: Selection, rows: Sequence[ChartRow], published: PublishedPoints, *, relative_name: str
 ) -> list[str]:
     """Return the parts of a view's subtitle; some may be empty.
@@ -366,7 +366,9 @@ def _uncompared_members(selection: Selection) -> list[_Uncompared]:
     for series in selection.series:
         base = series.base
         if base is not None:
-            uncompared += [_Uncompared(series, member, base) for member in series.members if member.reasons]
+            uncompared += [
+                _Uncompared(series, member, base) for member in series.members if member.reasons_not_compared
+            ]
     return uncompared
 
 
@@ -378,7 +380,7 @@ def _texts_at_uncompared_counts(selection: Selection, compared_counts: set[int],
     reasons_by_gpus: dict[int, set[str]] = {}
     for _, member, _ in _uncompared_members(selection):
         if member.gpus not in compared_counts:
-            reasons_by_gpus.setdefault(member.gpus, set()).update(member.reasons)
+            reasons_by_gpus.setdefault(member.gpus, set()).update(member.reasons_not_compared)
     rows = []
     for gpus, reasons in sorted(reasons_by_gpus.items()):
         is_only_devices = all(reason.startswith(_DEVICE_REASON) for reason in reasons)
@@ -401,14 +403,14 @@ def _uncompared_notes(selection: Selection, relative_name: str) -> list[str]:
     Example: "4 and 5 GPUs have no speedup: their GPUs are not all like the first (Tesla T4)". Where other curves have
     one at these counts, the note names the curve that has none.
     """
-    label_by_series = _label_by_series(selection, names(selection.series))
+    label_by_series = _label_by_series(selection, distinct_series_names(selection.series))
     compared_counts: set[int] = set()
     for series in selection.series:
-        compared_counts |= {member.gpus for member in series.members if member.against_base is not None}
+        compared_counts |= {member.gpus for member in series.members if member.speedup_over_base is not None}
     counts_by_clause: dict[_GapClause, set[int]] = {}
     for series, member, _ in _uncompared_members(selection):
         curve = f" for {label_by_series[id(series)]}" if member.gpus in compared_counts else ""
-        for reason in member.reasons:
+        for reason in member.reasons_not_compared:
             clause = _GapClause(curve, _short_reason(series, reason))
             counts_by_clause.setdefault(clause, set()).add(member.gpus)
     notes = []
@@ -439,10 +441,10 @@ def _uncompared_sentences(selection: Selection) -> list[str]:
 
     Where it concerns only some of the series, the sentence names them.
     """
-    label_by_series = _label_by_series(selection, names(selection.series))
+    label_by_series = _label_by_series(selection, distinct_series_names(selection.series))
     labels_by_comparison: dict[_RefusedComparison, list[str]] = {}
     for series, member, base in _uncompared_members(selection):
-        comparison = _RefusedComparison(member.gpus, base.gpus, member.why_not)
+        comparison = _RefusedComparison(member.gpus, base.gpus, member.why_not_compared)
         labels_by_comparison.setdefault(comparison, []).append(label_by_series[id(series)])
     sentences = []
     for comparison, labels in labels_by_comparison.items():

@@ -15,8 +15,8 @@ from vitscale.pages.charts.axes import ChartRow, Plot
 from vitscale.pages.charts.scaling import point_row
 from vitscale.pages.like.curves import bars_note, curves_view, gpus_text
 from vitscale.pages.like.selection import Selection
-from vitscale.pages.like.series import FigureSeries, names
-from vitscale.pages.like.study import ClaimOutcome, Material, StudyFigure
+from vitscale.pages.like.series import FigureSeries, distinct_series_names, strong_micro_series
+from vitscale.pages.like.study import ClaimOutcome, MeasuredData, StudyFigure
 from vitscale.prediction.network.links import OPERATIONS, Level, Link, LinkDraws, Network, cheapest, lines
 from vitscale.present import units
 from vitscale.present.data import attributes
@@ -52,7 +52,7 @@ class Transfer:
     """Bytes that a rank sends."""
     calls: int
     """Number of collectives."""
-    told_by: str
+    basis: str
     """The bandwidth that the seconds rest on, and its source."""
 
 
@@ -73,23 +73,23 @@ class SeriesDoubling:
     """Runs of the side that has fewer."""
 
 
-def doublings(series: Sequence[FigureSeries], network: Network | None) -> list[SeriesDoubling]:
+def doublings(series_list: Sequence[FigureSeries], network: Network | None) -> list[SeriesDoubling]:
     """Return the test of every doubling of GPUs that strong-micro series measured on like hardware.
 
     Holm's correction is for all of them. A curve that goes on over several hosts is two series, which share the trials
     of one host: a pair of trials is tested once.
     """
-    strong = [curve for curve in series if curve.mode == "strong-micro"]
+    strong = strong_micro_series(series_list)
     test_by_trials: dict[tuple[str, str], SeriesDoubling] = {}
-    for curve, name in zip(strong, names(strong), strict=True):
-        trial_by_gpus = {member.gpus: member.trial for member in curve.members if member.trial.comparable_costs}
-        for gpus, fewer in trial_by_gpus.items():
-            more = trial_by_gpus.get(2 * gpus)
-            if more is None:
+    for series, name in zip(strong, distinct_series_names(strong), strict=True):
+        trial_by_gpus = {member.gpus: member.trial for member in series.members if member.trial.comparable_costs}
+        for gpus, fewer_gpus in trial_by_gpus.items():
+            more_gpus = trial_by_gpus.get(2 * gpus)
+            if more_gpus is None:
                 continue
-            pair = (fewer.trial_id, more.trial_id)
-            if pair not in test_by_trials and not fewer.reasons_not_to_compare(more):
-                test_by_trials[pair] = _doubling(name, gpus, fewer, more, network)
+            pair = (fewer_gpus.trial_id, more_gpus.trial_id)
+            if pair not in test_by_trials and not fewer_gpus.reasons_not_to_compare(more_gpus):
+                test_by_trials[pair] = _tested_doubling(name, gpus, fewer_gpus, more_gpus, network)
     uncorrected = list(test_by_trials.values())
     gains = corrected([doubling.test.gain for doubling in uncorrected], list(test_by_trials))
     return [
@@ -113,13 +113,13 @@ def transfer_of(trial: TrialResult, network: Network | None) -> Transfer | None:
     if are_links_known and _are_messages_known(traffic):
         slowest = min(links, key=lambda link: link.bandwidth_bytes_per_second)
         hop = units.seconds(slowest.latency_seconds)
-        told_by = f"{_rate(slowest.bandwidth_bytes_per_second)} and {hop} a hop, {slowest.described}"
-        return Transfer(_seconds_by_links(trial, traffic, links), traffic.physical_bytes, calls, told_by)
+        basis = f"{_rate_text(slowest.bandwidth_bytes_per_second)} and {hop} a hop, {slowest.described}"
+        return Transfer(_seconds_by_links(trial, traffic, links), traffic.physical_bytes, calls, basis)
     bandwidth = traffic.bytes_per_second
     if bandwidth is None or traffic.wire_seconds is None:
         return None
-    told_by = f"{_rate(bandwidth.value)}, as explained steps did"
-    return Transfer(traffic.wire_seconds.value, traffic.physical_bytes, calls, told_by)
+    basis = f"{_rate_text(bandwidth.value)}, as explained steps did"
+    return Transfer(traffic.wire_seconds.value, traffic.physical_bytes, calls, basis)
 
 
 def _are_messages_known(traffic: Traffic) -> bool:
@@ -167,15 +167,15 @@ def _link_draws(link: Link) -> LinkDraws:
     return LinkDraws(np.asarray(link.bandwidth_bytes_per_second), np.asarray(link.latency_seconds))
 
 
-def doublings_claim(material: Material) -> ClaimOutcome:
+def doublings_claim(measured: MeasuredData) -> ClaimOutcome:
     """Return the tests of all doublings in sentences and as data.
 
     They say whether a doubling still shortens training, by how much, and whether transfers explain the missing gain.
     """
-    tests = doublings(material.series, material.network)
-    sentences = tuple(_sentence(doubling) for doubling in tests)
-    entries = {"doublings": [_entry(doubling) for doubling in tests]}
-    return ClaimOutcome((_overall(tests), *sentences) if tests else (), entries)
+    tests = doublings(measured.series, measured.network)
+    sentences = tuple(_doubling_sentence(doubling) for doubling in tests)
+    entries = {"doublings": [_doubling_fields(doubling) for doubling in tests]}
+    return ClaimOutcome((_overall_sentence(tests), *sentences) if tests else (), entries)
 
 
 def doublings_figure(figure: StudyFigure, selection: Selection, network: Network | None) -> Figure | str:
@@ -187,8 +187,8 @@ def doublings_figure(figure: StudyFigure, selection: Selection, network: Network
     if not tests:
         return "No two GPU counts of these results are one twice the other, on like hardware."
     labels = list(dict.fromkeys(doubling.name for doubling in tests))
-    epoch_rows = [_row(doubling, doubling.test.gain.ratio) for doubling in tests]
-    run_rows = [_row(doubling, doubling.run_gain) for doubling in tests if doubling.run_gain is not None]
+    epoch_rows = [_gain_row(doubling, doubling.test.gain.ratio) for doubling in tests]
+    run_rows = [_gain_row(doubling, doubling.run_gain) for doubling in tests if doubling.run_gain is not None]
     transfer_rows = _transfer_rows(tests)
     published = _published_rows(labels[0], {row["x"] for row in epoch_rows})
     notes = [*selection.notes, bars_note(epoch_rows), "2 is ideal; hollow grey: published"]
@@ -233,38 +233,48 @@ def _published_rows(series: str, counts: Collection[int]) -> list[ChartRow]:
     return rows
 
 
-def _doubling(name: str, gpus: int, fewer: TrialResult, more: TrialResult, network: Network | None) -> SeriesDoubling:
-    """Return the test of one doubling: of the trial `fewer` on `gpus` GPUs and the trial `more` on twice as many."""
-    transfer = transfer_of(more, network)
-    deciding_runs = (fewer.deciding_runs, more.deciding_runs)
+def _tested_doubling(
+    name: str, gpus: int, fewer_gpus: TrialResult, more_gpus: TrialResult, network: Network | None
+) -> SeriesDoubling:
+    """Return the test of one doubling.
+
+    Args:
+        name: the series.
+        gpus: GPUs before the doubling.
+        fewer_gpus: the trial on that many.
+        more_gpus: the trial on twice as many.
+        network: the network between the ranks; None: unknown.
+    """
+    transfer = transfer_of(more_gpus, network)
+    deciding_runs = (fewer_gpus.deciding_runs, more_gpus.deciding_runs)
     test = doubling_test(
-        epochs=(fewer.comparable_costs, more.comparable_costs),
-        steps=(fewer.observed_steps, more.observed_steps),
+        epochs=(fewer_gpus.comparable_costs, more_gpus.comparable_costs),
+        steps=(fewer_gpus.observed_steps, more_gpus.observed_steps),
         transfer_seconds=transfer.seconds if transfer else None,
         deciding_runs=deciding_runs,
     )
-    seconds_of_fewer = run_seconds(fewer)
-    seconds_of_more = run_seconds(more)
+    seconds_of_fewer = run_seconds(fewer_gpus)
+    seconds_of_more = run_seconds(more_gpus)
     run_gain = None
     if seconds_of_fewer and seconds_of_more:
         run_gain = ratio(seconds_of_fewer, seconds_of_more, deciding_runs)
     return SeriesDoubling(
         name=name,
         gpus=gpus,
-        trials=(fewer.trial_id, more.trial_id),
+        trials=(fewer_gpus.trial_id, more_gpus.trial_id),
         test=test,
         run_gain=run_gain,
         transfer=transfer,
-        runs=min(len(fewer.run_figures), len(more.run_figures)),
+        runs=min(len(fewer_gpus.run_figures), len(more_gpus.run_figures)),
     )
 
 
-def _row(doubling: SeriesDoubling, gain: Estimate) -> ChartRow:
+def _gain_row(doubling: SeriesDoubling, gain: Estimate) -> ChartRow:
     """Return the chart's row with a gain, at the larger GPU count."""
-    return {"series": doubling.name, "x": 2 * doubling.gpus} | point_row(gain, _times, doubling.runs)
+    return {"series": doubling.name, "x": 2 * doubling.gpus} | point_row(gain, _three_digits, doubling.runs)
 
 
-def _overall(tests: Sequence[SeriesDoubling]) -> str:
+def _overall_sentence(tests: Sequence[SeriesDoubling]) -> str:
     """Return a sentence on the claim that doublings beyond 2 GPUs hardly shorten training, over all tests."""
     beyond = [doubling.test.hardly for doubling in tests if doubling.gpus >= 2]
     if not beyond:
@@ -276,7 +286,7 @@ def _overall(tests: Sequence[SeriesDoubling]) -> str:
     )
 
 
-_DIRECTION = {
+_VERDICT_CLAUSES = {
     "faster": "a doubling shortens training",
     "slower": "a doubling lengthens training",
     "no significant difference": "no difference shown",
@@ -285,11 +295,11 @@ _DIRECTION = {
 }
 
 
-def _sentence(doubling: SeriesDoubling) -> str:
+def _doubling_sentence(doubling: SeriesDoubling) -> str:
     """Return a sentence on one doubling: gains of an epoch and of a whole run, and the gain that transfers leave."""
     clauses = [_epoch_clause(doubling)]
     if doubling.run_gain is not None:
-        clauses.append(f"a whole run {_interval(doubling.run_gain)} times")
+        clauses.append(f"a whole run {_gain_text(doubling.run_gain)} times")
     clauses.append(_transfer_clause(doubling))
     return "; ".join(clauses) + "."
 
@@ -299,13 +309,13 @@ def _epoch_clause(doubling: SeriesDoubling) -> str:
     gain = doubling.test.gain
     more_gpus = 2 * doubling.gpus
     published = ""
-    for known in GAINS:
-        if known.gpus == more_gpus:
-            published += f"; published: {known.gain:.4g} {known.where}"
+    for published_gain in GAINS:
+        if published_gain.gpus == more_gpus:
+            published += f"; published: {published_gain.gain:.4g} {published_gain.where}"
     return (
         f"{doubling.name}, {doubling.gpus} to {gpus_text(more_gpus)}: an epoch is "
-        f"{_interval(gain.ratio)} times as fast, in {_time_saved(gain.ratio.value)} time "
-        f"({_DIRECTION[gain.verdict]}{published})"
+        f"{_gain_text(gain.ratio)} times as fast, in {_time_saved(gain.ratio.value)} time "
+        f"({_VERDICT_CLAUSES[gain.verdict]}{published})"
     )
 
 
@@ -323,7 +333,7 @@ def _transfer_clause(doubling: SeriesDoubling) -> str:
     return (
         f"a rank sends {units.size(round(transfer.sent_bytes))} a step in "
         f"{units.counted(transfer.calls, 'collective')}, which takes a ring "
-        f"{units.seconds(transfer.seconds)} ({transfer.told_by}); had each step to wait for "
+        f"{units.seconds(transfer.seconds)} ({transfer.basis}); had each step to wait for "
         f"all of it, {test.left:.3g} times would be left: {verdict}"
     )
 
@@ -334,21 +344,22 @@ def _time_saved(gain: float) -> str:
     return f"{abs(share):.1f} % {'less' if share >= 0 else 'more'}"
 
 
-def _interval(gain: Estimate) -> str:
+def _gain_text(gain: Estimate) -> str:
     if gain.low is None or gain.high is None:
         return f"{gain.value:.3g}"
-    return f"{gain.value:.3g} (95 % interval {_times(gain.low)} to {_times(gain.high)})"
+    return f"{gain.value:.3g} (95 % interval {_three_digits(gain.low)} to {_three_digits(gain.high)})"
 
 
-def _times(value: float | None) -> str:
+def _three_digits(value: float | None) -> str:
     return units.UNKNOWN if value is None else f"{value:.3g}"
 
 
-def _rate(bytes_per_second: float) -> str:
+def _rate_text(bytes_per_second: float) -> str:
     return f"at {bytes_per_second / 1e9:.3g} GB/s"
 
 
-def _entry(doubling: SeriesDoubling) -> dict[str, Any]:
+def _doubling_fields(doubling: SeriesDoubling) -> dict[str, Any]:
+    """Return the JSON object of one doubling, with its sentence."""
     test = doubling.test
     transfer = doubling.transfer
     run_gain = doubling.run_gain
@@ -368,5 +379,5 @@ def _entry(doubling: SeriesDoubling) -> dict[str, Any]:
         **attributes(transfer, "sent_bytes"),
         "left_by_transfers": test.left,
         "transfers": test.transfers,
-        "text": _sentence(doubling),
+        "text": _doubling_sentence(doubling),
     }

@@ -1,16 +1,17 @@
 """One host against several: which trials may be compared, the test of all GPU counts in words, and their chart.
 
-`inside` is the series of a workload in one host, `spread` that of the same workload over several hosts.
+A series is the GPU counts at which one workload was measured. A workload that was measured both in one host and over
+several hosts has two series, which are compared at each GPU count that both have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from vitscale.analysis import TrialResult
-from vitscale.analysis.claims import HostsTest, hosts_test
+from vitscale.analysis.claims import CountRatio, HostsTest, hosts_test
 from vitscale.pages.charts.axes import (
     DASHED,
     IDEAL_COLOUR,
@@ -24,8 +25,8 @@ from vitscale.pages.charts.axes import (
 from vitscale.pages.charts.scaling import point_row
 from vitscale.pages.like.curves import bars_note, curves_view, times_view
 from vitscale.pages.like.selection import Selection
-from vitscale.pages.like.series import FigureSeries, PublishedPoints, names
-from vitscale.pages.like.study import ClaimOutcome, Material, StudyFigure
+from vitscale.pages.like.series import FigureSeries, PublishedPoints, distinct_series_names, strong_micro_series
+from vitscale.pages.like.study import ClaimOutcome, MeasuredData, StudyFigure
 from vitscale.present import units
 from vitscale.present.data import attributes
 from vitscale.present.document import ControlOption, Figure, FigureView
@@ -33,57 +34,77 @@ from vitscale.present.document import ControlOption, Figure, FigureView
 
 @dataclass(frozen=True)
 class HostPair:
-    """One workload that was measured in one host and over several, and the test of the two."""
+    """One workload that was measured in one host and over several, and the test of the two series."""
 
     name: str
-    inside: FigureSeries
-    spread: FigureSeries
+    """The workload's name, which differs from those of the other pairs: "CIFAR-10, micro-batch 16"."""
+    one_host: FigureSeries
+    several_hosts: FigureSeries
     test: HostsTest
 
 
-def host_pairs(series: Sequence[FigureSeries]) -> list[HostPair]:
-    """Return every strong-scaling workload that was measured both ways on like hardware, at two GPUs or more."""
-    strong = [curve for curve in series if curve.mode == "strong-micro"]
-    in_one_host = [curve for curve in strong if curve.hosts == "one host"]
-    over_several = [curve for curve in strong if curve.hosts != "one host"]
-    pairs = []
-    for inside in in_one_host:
-        for spread in over_several:
-            if spread.group != inside.group:
+class _TestedSeries(NamedTuple):
+    """The two series of a workload, and their test."""
+
+    one_host: FigureSeries
+    several_hosts: FigureSeries
+    test: HostsTest
+
+
+def host_pairs(series_list: Sequence[FigureSeries]) -> list[HostPair]:
+    """Return each workload of strong scaling that was measured at one GPU count both in one host and over several.
+
+    Two trials at one GPU count are compared only where they ran on like hardware.
+    """
+    strong = strong_micro_series(series_list)
+    one_host_series = [series for series in strong if series.hosts == "one host"]
+    several_hosts_series = [series for series in strong if series.hosts != "one host"]
+    tested: list[_TestedSeries] = []
+    for one_host in one_host_series:
+        for several_hosts in several_hosts_series:
+            if several_hosts.workload_key != one_host.workload_key:
                 continue
-            test = _test(inside, spread)
+            test = _test_at_common_counts(one_host, several_hosts)
             if test is not None:
-                pairs.append(HostPair("", inside, spread, test))
-    labels = names([pair.inside for pair in pairs])
-    return [replace(pair, name=label) for pair, label in zip(pairs, labels, strict=True)]
+                tested.append(_TestedSeries(one_host, several_hosts, test))
+    workload_names = distinct_series_names([pair.one_host for pair in tested])
+    return [HostPair(name, *pair) for name, pair in zip(workload_names, tested, strict=True)]
 
 
-def _test(inside: FigureSeries, spread: FigureSeries) -> HostsTest | None:
-    """Return the test of a workload at all GPU counts that may be compared; None where there is none."""
-    inside_trials = _comparable_trials(inside)
-    spread_trials = _comparable_trials(spread)
-    common_counts = [gpus for gpus in inside_trials if gpus in spread_trials]
-    counts = [gpus for gpus in common_counts if _may_be_compared(inside_trials[gpus], spread_trials[gpus])]
+def _test_at_common_counts(one_host: FigureSeries, several_hosts: FigureSeries) -> HostsTest | None:
+    """Return the test of a workload at all GPU counts that may be compared; None where no count may be."""
+    one_host_trials = _comparable_trials(one_host)
+    several_hosts_trials = _comparable_trials(several_hosts)
+    common_counts = [gpus for gpus in one_host_trials if gpus in several_hosts_trials]
+    compared_counts = [
+        gpus for gpus in common_counts if _may_be_compared(one_host_trials[gpus], several_hosts_trials[gpus])
+    ]
     return hosts_test(
-        {gpus: inside_trials[gpus].comparable_costs for gpus in counts},
-        {gpus: spread_trials[gpus].comparable_costs for gpus in counts},
+        {gpus: one_host_trials[gpus].comparable_costs for gpus in compared_counts},
+        {gpus: several_hosts_trials[gpus].comparable_costs for gpus in compared_counts},
     )
 
 
-def _may_be_compared(inside: TrialResult, spread: TrialResult) -> bool:
-    return spread.trial.world.nodes > 1 and not inside.reasons_not_to_compare(spread)
+def _may_be_compared(one_host_trial: TrialResult, several_hosts_trial: TrialResult) -> bool:
+    """Whether two trials at one GPU count ran on like hardware.
+
+    A series over several hosts may begin with a trial in one host, of a single GPU for instance; that one is not
+    compared.
+    """
+    is_over_several = several_hosts_trial.trial.world.nodes > 1
+    return is_over_several and not one_host_trial.reasons_not_to_compare(several_hosts_trial)
 
 
 def _comparable_trials(series: FigureSeries) -> dict[int, TrialResult]:
-    """Return GPU count -> its trial, of trials with costs that may be compared."""
+    """Return GPU count -> its trial, for the trials that have epoch times or rates which may be compared."""
     return {member.gpus: member.trial for member in series.members if member.trial.comparable_costs}
 
 
-def hosts_claim(material: Material) -> ClaimOutcome:
+def hosts_claim(measured: MeasuredData) -> ClaimOutcome:
     """Return the tests of all workloads that were measured both ways, in sentences and as data."""
-    pairs = host_pairs(material.series)
+    pairs = host_pairs(measured.series)
     sentences = tuple(f"{pair.name}: {hosts_sentence(pair.test)}" for pair in pairs)
-    return ClaimOutcome(sentences, {"hosts": [_entry(pair) for pair in pairs]})
+    return ClaimOutcome(sentences, {"hosts": [_pair_fields(pair) for pair in pairs]})
 
 
 def hosts_sentence(test: HostsTest) -> str:
@@ -101,6 +122,7 @@ def hosts_sentence(test: HostsTest) -> str:
 
 
 def _verdict_in_words(test: HostsTest) -> str:
+    """Return the verdict of the test of all GPU counts as the end of a sentence."""
     margin = f"{100 * test.margin:.0f} %"
     p_value = _p_value(test)
     limit = f"a difference of {100 * (test.cannot_exclude or 0.0):.1f} % cannot be excluded"
@@ -125,9 +147,9 @@ def hosts_figure(figure: StudyFigure, selection: Selection, published: Published
     labels: list[str] = []
     for pair in pairs:
         workload = f"{pair.name}, " if len(pairs) > 1 else ""
-        spread = "one GPU in each host" if pair.spread.hosts == "one GPU a host" else "several hosts"
-        series += [pair.inside, pair.spread]
-        labels += [f"{workload}all GPUs in one host", f"{workload}{spread}"]
+        several_label = "one GPU in each host" if pair.several_hosts.hosts == "one GPU a host" else "several hosts"
+        series += [pair.one_host, pair.several_hosts]
+        labels += [f"{workload}all GPUs in one host", f"{workload}{several_label}"]
     views = [_ratio_view(pairs, selection.notes)]
     times = times_view(figure, Selection(tuple(series), selection.notes), labels, published)
     if times is not None:
@@ -159,7 +181,7 @@ def _ratio_view(pairs: Sequence[HostPair], departures: Sequence[str]) -> FigureV
     ]
     sentences = [f"{pair.name}: {hosts_sentence(pair.test)}" for pair in pairs]
     choice = {"measure": ControlOption("ratio", "several hosts against one")}
-    return curves_view(choice, plot, "", notes, y=y, less_is_better=True, joined=False, more=sentences)
+    return curves_view(choice, plot, "", notes, y=y, less_is_better=True, joined=False, further_sentences=sentences)
 
 
 class _RatioRange(NamedTuple):
@@ -209,22 +231,41 @@ def _levels(rows: Sequence[ChartRow]) -> list[float]:
 
 
 def _ratio_rows(pair: HostPair) -> list[ChartRow]:
-    """Return a row for each GPU count that was tested."""
-    inside = {member.gpus: member.trial for member in pair.inside.members}
-    spread = {member.gpus: member.trial for member in pair.spread.members}
+    """Return a row with the ratio of epoch times at each GPU count that was tested, and both epoch times in words."""
+    one_host_trials = {member.gpus: member.trial for member in pair.one_host.members}
+    several_hosts_trials = {member.gpus: member.trial for member in pair.several_hosts.members}
     rows = []
     for count in pair.test.counts:
-        trials = (spread[count.gpus], inside[count.gpus])
-        times = [units.seconds(trial.epoch_seconds.value) for trial in trials if trial.epoch_seconds]
-        runs = min(count.one_host_runs, count.several_hosts_runs)
-        row = {"series": pair.name, "x": count.gpus} | point_row(count.ratio, lambda value: f"{value:.3f}", runs)
-        if times:
-            row["bounds"] = f"{row['bounds']} ({' against '.join(times)})"
-        rows.append(row)
+        epoch_times = _epoch_times_in_words(several_hosts_trials[count.gpus], one_host_trials[count.gpus])
+        rows.append(_ratio_row(pair.name, count, epoch_times))
     return rows
 
 
-def _entry(pair: HostPair) -> dict[str, Any]:
+def _ratio_row(series: str, count: CountRatio, epoch_times: str) -> ChartRow:
+    """Return the chart's row with the ratio of epoch times at one GPU count.
+
+    Its `bounds`, which a page shows beside the ratio, ends with the epoch times where these are known, as in
+    "0.98 to 1.05 (4.1 s against 4 s)" or, where the runs are too few for an interval, "2 runs (4.1 s against 4 s)".
+    """
+    fewer_runs = min(count.one_host_runs, count.several_hosts_runs)
+    ratio_fields = point_row(count.ratio, _three_decimals, fewer_runs)
+    if epoch_times:
+        ratio_fields["bounds"] = f"{ratio_fields['bounds']} ({epoch_times})"
+    return {"series": series, "x": count.gpus, **ratio_fields}
+
+
+def _epoch_times_in_words(several_hosts_trial: TrialResult, one_host_trial: TrialResult) -> str:
+    """Return "4.1 s against 4 s", those over several hosts first; only one time or none where they are unknown."""
+    seconds = (several_hosts_trial.epoch_seconds, one_host_trial.epoch_seconds)
+    return " against ".join(units.seconds(estimate.value) for estimate in seconds if estimate)
+
+
+def _three_decimals(value: float | None) -> str:
+    return f"{value:.3f}"
+
+
+def _pair_fields(pair: HostPair) -> dict[str, Any]:
+    """Return the JSON object of one workload, with its sentence."""
     test = pair.test
     return {
         "workload": pair.name,

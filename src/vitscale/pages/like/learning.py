@@ -14,24 +14,24 @@ from vitscale.pages.like.series import (
     DATASET_NAMES,
     FigureSeries,
     Member,
-    apart_in_dataset,
-    apart_in_micro_batch,
-    names,
+    distinct_series_names,
+    sets_differing_in_dataset,
+    sets_differing_in_micro_batch,
 )
 from vitscale.pages.like.study import StudyFigure
 from vitscale.present import units
 from vitscale.present.document import ControlOption, Figure, FigureView
 
-_EPOCHS = ScalingAxis("epochs", "epoch", "epochs", is_even=True)
-_MICRO_BATCHES = ScalingAxis("micro-batch", "micro-batch", "micro-batch (images per GPU)", "train.micro_batch")
+_EPOCH_AXIS = ScalingAxis("epochs", "epoch", "epochs", is_even=True)
+_MICRO_BATCH_AXIS = ScalingAxis("micro-batch", "micro-batch", "micro-batch (images per GPU)", "train.micro_batch")
 _MOST_PANELS = 6
-_MOST_COMPARED = 3
+_MOST_COMPARED_COUNTS = 3
 """Most GPU counts at which datasets are drawn beside one another."""
 LearningSplit = Literal["held_out", "train"]
 Metric = Literal["loss", "accuracy"]
 _METRICS: tuple[Metric, ...] = ("loss", "accuracy")
 _SPLIT_NAMES: dict[LearningSplit, str] = {"held_out": "held-out", "train": "training"}
-_NOTHING = "No trial of these results has recorded an accuracy after a whole epoch."
+_NO_ACCURACY = "No trial of these results has recorded an accuracy after a whole epoch."
 
 
 def accuracy_of_datasets(figure: StudyFigure, selection: Selection) -> Figure | str:
@@ -42,9 +42,9 @@ def accuracy_of_datasets(figure: StudyFigure, selection: Selection) -> Figure | 
     """
     recorded = _recorded_accuracy(selection.series)
     if not recorded.series:
-        return _NOTHING
+        return _NO_ACCURACY
     datasets = {series.dataset for series in selection.series}
-    sets = apart_in_dataset(recorded.series)
+    sets = sets_differing_in_dataset(recorded.series)
     complete_sets = [(panel, series) for panel, series in sets if _datasets(series) == datasets]
     if not complete_sets:
         dataset_names = units.listed(_dataset_name(dataset) for dataset in sorted(datasets))
@@ -54,27 +54,27 @@ def accuracy_of_datasets(figure: StudyFigure, selection: Selection) -> Figure | 
         rows += _rows_at_common_counts(figure, series, panel, recorded.split)
     if not rows:
         return "Accuracies of both datasets were recorded at no common GPU count."
-    views = _views(rows, recorded.split, "accuracy", _EPOCHS, ordered=False)
+    views = _views_by_panel(rows, recorded.split, "accuracy", _EPOCH_AXIS, ordered=False)
     return Figure(figure.name, figure.heading, tuple(views))
 
 
-def _datasets(series: Sequence[FigureSeries]) -> set[str]:
-    return {curve.dataset for curve in series}
+def _datasets(series_list: Sequence[FigureSeries]) -> set[str]:
+    return {series.dataset for series in series_list}
 
 
 def _rows_at_common_counts(
-    figure: StudyFigure, series: Sequence[FigureSeries], panel: str, split: LearningSplit
+    figure: StudyFigure, series_list: Sequence[FigureSeries], panel: str, split: LearningSplit
 ) -> list[ChartRow]:
     """Return the rows of the accuracy by epoch of these series, at GPU counts that all of them have."""
-    rows_by_series = [_learning_rows(curve, panel, split, "accuracy") for curve in series]
+    rows_by_series = [_learning_rows(series, panel, split, "accuracy") for series in series_list]
     counts_by_series = [{row["gpus"] for row in rows} for rows in rows_by_series]
     common_counts = set.intersection(*counts_by_series)
     compared_counts = _compared_counts(sorted(common_counts), figure.gpus)
     plotted = []
-    for curve, rows in zip(series, rows_by_series, strict=True):
+    for series, rows in zip(series_list, rows_by_series, strict=True):
         for row in rows:
             if row["gpus"] in compared_counts:
-                name = f"{_dataset_name(curve.dataset)}, {gpus_text(row['gpus'])}"
+                name = f"{_dataset_name(series.dataset)}, {gpus_text(row['gpus'])}"
                 plotted.append(row | {"series": name, "x": row["epoch"]})
     return plotted
 
@@ -90,7 +90,7 @@ def _compared_counts(common_counts: Sequence[int], figure_counts: Sequence[int])
     """
     if set(figure_counts) <= set(common_counts):
         return set(figure_counts)
-    if len(common_counts) <= _MOST_COMPARED:
+    if len(common_counts) <= _MOST_COMPARED_COUNTS:
         return set(common_counts)
     middle = common_counts[len(common_counts) // 2]
     return {common_counts[0], middle, common_counts[-1]}
@@ -104,15 +104,15 @@ def loss_and_accuracy(figure: StudyFigure, selection: Selection) -> Figure | str
     """Draw loss and accuracy by epoch, one curve per GPU count; where none is recorded, return a sentence on that."""
     recorded = _recorded_accuracy(_first_panels(selection.series))
     if not recorded.series:
-        return _NOTHING
-    panels = names(recorded.series)
+        return _NO_ACCURACY
+    panels = distinct_series_names(recorded.series)
     views = []
     for metric in _METRICS:
         rows: list[ChartRow] = []
         for series, panel in zip(recorded.series, panels, strict=True):
             rows += _learning_rows(series, panel, recorded.split, metric)
         plotted = [row | {"series": gpus_text(row["gpus"]), "x": row["epoch"]} for row in rows]
-        views += _views(plotted, recorded.split, metric, _EPOCHS)
+        views += _views_by_panel(plotted, recorded.split, metric, _EPOCH_AXIS)
     return Figure(figure.name, figure.heading, tuple(views))
 
 
@@ -124,8 +124,8 @@ def accuracy_by_micro_batch(figure: StudyFigure, selection: Selection) -> Figure
     """
     recorded = _recorded_accuracy(selection.series)
     if not recorded.series:
-        return _NOTHING
-    sets = apart_in_micro_batch(recorded.series)
+        return _NO_ACCURACY
+    sets = sets_differing_in_micro_batch(recorded.series)
     if not sets:
         return "Accuracy after whole epochs was recorded at one micro-batch only of any workload."
     rows: list[ChartRow] = []
@@ -133,16 +133,16 @@ def accuracy_by_micro_batch(figure: StudyFigure, selection: Selection) -> Figure
         rows += _rows_after_common_epoch(series, panel, recorded.split)
     plotted = [row | {"series": gpus_text(row["gpus"]), "x": row["micro_batch"]} for row in rows]
     plotted.sort(key=lambda row: (row["panel"], row["gpus"], row["x"]))
-    views = _views(plotted, recorded.split, "accuracy", _MICRO_BATCHES)
+    views = _views_by_panel(plotted, recorded.split, "accuracy", _MICRO_BATCH_AXIS)
     return Figure(figure.name, figure.heading, tuple(views))
 
 
-def _first_panels(series: Sequence[FigureSeries]) -> list[FigureSeries]:
+def _first_panels(series_list: Sequence[FigureSeries]) -> list[FigureSeries]:
     """Return the six series for which there is room.
 
     Series with several GPU counts come first, and among them those in one host.
     """
-    return sorted(series, key=lambda curve: (len(curve.members) < 2, curve.hosts != "one host"))[:_MOST_PANELS]
+    return sorted(series_list, key=lambda series: (len(series.members) < 2, series.hosts != "one host"))[:_MOST_PANELS]
 
 
 class _RecordedAccuracy(NamedTuple):
@@ -152,12 +152,12 @@ class _RecordedAccuracy(NamedTuple):
     split: LearningSplit
 
 
-def _recorded_accuracy(series: Sequence[FigureSeries]) -> _RecordedAccuracy:
+def _recorded_accuracy(series_list: Sequence[FigureSeries]) -> _RecordedAccuracy:
     """Return the series with an accuracy on held-out images; where none has it, those with one on training images."""
-    held_out = [curve for curve in series if _has_accuracy(curve, "held_out")]
+    held_out = [series for series in series_list if _has_accuracy(series, "held_out")]
     if held_out:
         return _RecordedAccuracy(held_out, "held_out")
-    return _RecordedAccuracy([curve for curve in series if _has_accuracy(curve, "train")], "train")
+    return _RecordedAccuracy([series for series in series_list if _has_accuracy(series, "train")], "train")
 
 
 def _has_accuracy(series: FigureSeries, split: LearningSplit) -> bool:
@@ -171,13 +171,13 @@ def _means_by_epoch(member: Member, split: LearningSplit, metric: Metric) -> dic
     """
     means: dict[int, float] = {}
     for epoch in member.trial.epochs:
-        mean = _value(epoch, split, metric)
+        mean = _metric_of_epoch(epoch, split, metric)
         if epoch.complete and mean is not None:
             means[epoch.epoch + 1] = float(mean)
     return means
 
 
-def _value(epoch: EpochFigures, split: LearningSplit, metric: Metric) -> float | None:
+def _metric_of_epoch(epoch: EpochFigures, split: LearningSplit, metric: Metric) -> float | None:
     value: float | None = getattr(epoch, f"{split}_{metric}")
     return value
 
@@ -187,7 +187,7 @@ def _values_of_runs(member: Member, epoch_number: int, split: LearningSplit, met
     values = []
     for run in member.trial.run_figures:
         for epoch in run.epochs:
-            value = _value(epoch, split, metric)
+            value = _metric_of_epoch(epoch, split, metric)
             if epoch.epoch + 1 == epoch_number and value is not None:
                 values.append(value)
     return values
@@ -224,14 +224,14 @@ class _MeasuredPoint(NamedTuple):
     gpus: int
 
 
-def _rows_after_common_epoch(series: Sequence[FigureSeries], panel: str, split: LearningSplit) -> list[ChartRow]:
+def _rows_after_common_epoch(series_list: Sequence[FigureSeries], panel: str, split: LearningSplit) -> list[ChartRow]:
     """Return rows of the accuracy after the last epoch that all trials of these series have.
 
     After the same epoch all have seen the same images. Return none where the trials have no epoch in common.
     """
     rows_by_epoch: dict[int, list[ChartRow]] = {}
-    for curve in series:
-        for row in _learning_rows(curve, panel, split, "accuracy"):
+    for series in series_list:
+        for row in _learning_rows(series, panel, split, "accuracy"):
             rows_by_epoch.setdefault(row["epoch"], []).append(row)
     points_by_epoch = {epoch: _measured_points(rows) for epoch, rows in rows_by_epoch.items()}
     all_points = set[_MeasuredPoint]().union(*points_by_epoch.values())
@@ -243,7 +243,7 @@ def _measured_points(rows: Sequence[ChartRow]) -> set[_MeasuredPoint]:
     return {_MeasuredPoint(row["micro_batch"], row["gpus"]) for row in rows}
 
 
-def _views(
+def _views_by_panel(
     rows: Sequence[ChartRow], split: LearningSplit, metric: Metric, axis: ScalingAxis, *, ordered: bool = True
 ) -> list[FigureView]:
     """Return a view for each workload, which the field "panel" of a row names. `ordered`: see `curves_view`."""

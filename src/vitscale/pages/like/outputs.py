@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 
 from vitscale.analysis import Analysis, CurveResult, Waterfall
 from vitscale.analysis.time.run_waterfall import run_waterfalls
-from vitscale.base.files import told_if_unwritable
+from vitscale.base.files import unwritable_as_request_error
 from vitscale.errors import unknown
 from vitscale.pages.charts.axes import Plot, quantity
 from vitscale.pages.charts.resources import RESOURCES, resource_chart
 from vitscale.pages.charts.time import breakdown_chart, waterfall_chart
-from vitscale.pages.like.curves import against_base, scaling_pair
+from vitscale.pages.like.curves import relative_to_base_figure, scaling_pair
 from vitscale.pages.like.doublings import doublings_figure
 from vitscale.pages.like.hosts import hosts_figure
 from vitscale.pages.like.learning import accuracy_by_micro_batch, accuracy_of_datasets, loss_and_accuracy
 from vitscale.pages.like.selection import Selection, needs_of, select, steps_for
-from vitscale.pages.like.study import ClaimOutcome, Material, PublishedStudy, Quantity, StudyFigure
+from vitscale.pages.like.study import ClaimOutcome, MeasuredData, PublishedStudy, Quantity, StudyFigure
 from vitscale.present.data import envelope
 from vitscale.present.document import (
     Block,
@@ -63,7 +63,7 @@ def study_named(name: str) -> PublishedStudy:
 
 def write(
     study: PublishedStudy,
-    material: Material,
+    measured: MeasuredData,
     results: Path,
     formats: Sequence[str],
     output: Path | None,
@@ -74,7 +74,7 @@ def write(
 
     Args:
         study: the study whose figures are drawn.
-        material: what to draw them from.
+        measured: what to draw them from.
         results: the results folder, where files go without `output`: like-paper/, for the study "paper".
         formats: some of html, json, png, svg, pdf.
         output: the folder; or, for html alone or json alone, a file with that ending.
@@ -86,68 +86,68 @@ def write(
     Raises:
         RequestError: a format is none of these, or a file cannot be written.
     """
-    for kind in formats:
-        if kind not in FORMATS:
-            raise unknown("format of --like", kind, FORMATS)
-    with told_if_unwritable("the figures", output or results, "Name another folder with -o"):
+    for form in formats:
+        if form not in FORMATS:
+            raise unknown("format of --like", form, FORMATS)
+    with unwritable_as_request_error("the figures", output or results, "Name another folder with -o"):
         if to_standard_output and output is None and list(formats) == ["json"]:
-            sys.stdout.write(_to_json(_evaluate(study, material)))
+            sys.stdout.write(_to_json(_evaluate(study, measured)))
             return []
-        return _write(_evaluate(study, material), output or results / f"like-{study.name}", formats)
+        return _write_formats(_evaluate(study, measured), output or results / f"like-{study.name}", formats)
 
 
-def findings(study: PublishedStudy, material: Material) -> list[str]:
+def findings(study: PublishedStudy, measured: MeasuredData) -> list[str]:
     """Return the sentences of the tests of the study's claims on these results."""
     sentences: list[str] = []
     for claim in study.claims:
-        sentences += claim.test(material).sentences
+        sentences += claim.test(measured).sentences
     return sentences
 
 
-def terminal_document(study: PublishedStudy, material: Material, written: Sequence[Path]) -> Document:
+def terminal_document(study: PublishedStudy, measured: MeasuredData, written: Sequence[Path]) -> Document:
     """Return what a terminal shows: the sentences on the claims, and the files that were written."""
-    claims = Bullets(tuple(findings(study, material)))
+    claims = Bullets(tuple(findings(study, measured)))
     document = Document("", (claims,), last=tuple(f"Written: {path}" for path in written))
-    return beginning_with_unread(document, material.analysis.unread)
+    return beginning_with_unread(document, measured.analysis.unread)
 
 
 class _Evaluated(NamedTuple):
     """A study with its figures, claims and tables from some results."""
 
     study: PublishedStudy
-    material: Material
+    measured: MeasuredData
     figures: list[FigureOutcome]
     claims: list[ClaimOutcome]
     tables: Sequence[Table]
 
 
-def _evaluate(study: PublishedStudy, material: Material) -> _Evaluated:
+def _evaluate(study: PublishedStudy, measured: MeasuredData) -> _Evaluated:
     """Draw a study's figures, test its claims and make its tables."""
-    figures = draw_all(study, material)
-    claims = [claim.test(material) for claim in study.claims]
-    return _Evaluated(study, material, figures, claims, study.tables(material))
+    figures = draw_all(study, measured)
+    claims = [claim.test(measured) for claim in study.claims]
+    return _Evaluated(study, measured, figures, claims, study.tables(measured))
 
 
-def _write(evaluated: _Evaluated, output: Path, formats: Sequence[str]) -> list[Path]:
+def _write_formats(evaluated: _Evaluated, output: Path, formats: Sequence[str]) -> list[Path]:
     """Write each format into the folder `output`, and return the paths of the files.
 
     `output` is a file where it ends in the only format, html or json, and is no folder.
     """
     text_makers = {"html": _to_html, "json": _to_json}
-    text_formats = [kind for kind in dict.fromkeys(formats) if kind in text_makers]
+    text_formats = [form for form in dict.fromkeys(formats) if form in text_makers]
     is_one_text = len(formats) == 1 and text_formats == list(formats)
     is_file = is_one_text and output.suffix == f".{formats[0]}" and not output.is_dir()
     folder = output.parent if is_file else output
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for kind in text_formats:
-        path = output if is_file else folder / f"like-{evaluated.study.name}.{kind}"
-        write_whole(path, text_makers[kind](evaluated))
+    for form in text_formats:
+        path = output if is_file else folder / f"like-{evaluated.study.name}.{form}"
+        write_whole(path, text_makers[form](evaluated))
         written.append(path)
     views: list[FigureView] = []
     for outcome in evaluated.figures:
         views += outcome.figure.views
-    for name, content in pictures(views, [kind for kind in formats if kind in FIGURE_FORMATS]):
+    for name, content in pictures(views, [form for form in formats if form in FIGURE_FORMATS]):
         path = output / name
         write_whole(path, content)
         written.append(path)
@@ -156,7 +156,7 @@ def _write(evaluated: _Evaluated, output: Path, formats: Sequence[str]) -> list[
 
 def _to_html(evaluated: _Evaluated) -> str:
     """Return the page: claims, tables, figures, problems and the source."""
-    study, material, figures, outcomes, tables = evaluated
+    study, measured, figures, outcomes, tables = evaluated
     claims = []
     for claim, outcome in zip(study.claims, outcomes, strict=True):
         sentences = Bullets(outcome.sentences or (claim.untested,))
@@ -164,24 +164,24 @@ def _to_html(evaluated: _Evaluated) -> str:
     blocks: list[Block] = [Section(f"The study's {study.claims_text}, tested on these results", tuple(claims))]
     if tables:
         blocks.append(Section("Tables", tuple(tables)))
-    blocks += [_section(outcome) for outcome in figures]
-    if material.analysis.problems:
-        blocks.append(Section("Unused records", (Bullets(material.analysis.problems),)))
-    blocks.append(Section("Source", (Paragraph(study.reading),)))
+    blocks += [_figure_section(outcome) for outcome in figures]
+    if measured.analysis.problems:
+        blocks.append(Section("Unused records", (Bullets(measured.analysis.problems),)))
+    blocks.append(Section("Source", (Paragraph(study.reading_note),)))
     drawn = [outcome for outcome in figures if outcome.lack is None]
     subtitle = f"{len(drawn)} of {len(figures)} figures drawn"
     if len(drawn) < len(figures):
         subtitle += f"; {len(figures) - len(drawn)} say what data they lack"
-    document = beginning_with_unread(Document(material.analysis.study.name, tuple(blocks)), material.analysis.unread)
-    return to_html(document, brand=f"vitscale: like {study.short}", subtitle=subtitle)
+    document = beginning_with_unread(Document(measured.analysis.study.name, tuple(blocks)), measured.analysis.unread)
+    return to_html(document, brand=f"vitscale: like {study.title_name}", subtitle=subtitle)
 
 
-def _section(drawn: FigureOutcome) -> Section:
+def _figure_section(drawn: FigureOutcome) -> Section:
     """Return the section of a figure; where it has no data, a folded one with what the results lack."""
     if drawn.lack is None:
-        return Section(drawn.paper.heading, _figure_blocks(drawn))
-    lack = Paragraph(f"Would show: {drawn.paper.draws}. {drawn.lack}")
-    return Section(f"{drawn.paper.heading}: no data", (lack, Code(steps_for(drawn.paper))), folded=True)
+        return Section(drawn.study_figure.heading, _figure_blocks(drawn))
+    lack = Paragraph(f"Would show: {drawn.study_figure.draws}. {drawn.lack}")
+    return Section(f"{drawn.study_figure.heading}: no data", (lack, Code(steps_for(drawn.study_figure))), folded=True)
 
 
 def _figure_blocks(drawn: FigureOutcome) -> tuple[Block, ...]:
@@ -189,13 +189,13 @@ def _figure_blocks(drawn: FigureOutcome) -> tuple[Block, ...]:
 
     The words on what the figure draws are the title of its only view, or stand above several views.
     """
-    draws = drawn.paper.draws[:1].upper() + drawn.paper.draws[1:]
+    draws = drawn.study_figure.draws[:1].upper() + drawn.study_figure.draws[1:]
     if len(drawn.figure.views) == 1:
         only_view = replace(drawn.figure.views[0], title=draws)
         return (replace(drawn.figure, views=(only_view,)),)
     views = []
     for view in drawn.figure.views:
-        title_without_heading = view.title.removeprefix(drawn.paper.heading).lstrip(": ")
+        title_without_heading = view.title.removeprefix(drawn.study_figure.heading).lstrip(": ")
         views.append(replace(view, title=title_without_heading))
     return Paragraph(f"{draws}.", "quiet"), replace(drawn.figure, views=tuple(views))
 
@@ -211,7 +211,7 @@ def _to_json(evaluated: _Evaluated) -> str:
         "figures": [_figure_fields(outcome) for outcome in evaluated.figures],
         "tables": [_table_fields(table) for table in evaluated.tables],
     }
-    return envelope("like", with_unread(content, evaluated.material.analysis.unread))
+    return envelope("like", with_unread(content, evaluated.measured.analysis.unread))
 
 
 def _figure_fields(outcome: FigureOutcome) -> dict[str, Any]:
@@ -221,12 +221,12 @@ def _figure_fields(outcome: FigureOutcome) -> dict[str, Any]:
         lines += [*view.text, view.subtitle, view.summary]
     is_drawn = outcome.lack is None
     return {
-        "number": outcome.paper.number,
-        "title": outcome.paper.title,
-        "draws": outcome.paper.draws,
+        "number": outcome.study_figure.number,
+        "title": outcome.study_figure.title,
+        "draws": outcome.study_figure.draws,
         "drawn": is_drawn,
         "missing": outcome.lack,
-        "steps": [] if is_drawn else list(steps_for(outcome.paper)),
+        "steps": [] if is_drawn else list(steps_for(outcome.study_figure)),
         "text": [line for line in lines if line],
     }
 
@@ -245,7 +245,7 @@ def _table_fields(table: Table) -> dict[str, Any]:
 
 
 _LINE_PIXELS = 17
-_LINE_LETTERS = 86
+_LETTERS_PER_LINE = 86
 """Number of letters that fit a line of a picture of words."""
 
 
@@ -253,7 +253,7 @@ _LINE_LETTERS = 86
 class FigureOutcome:
     """One figure of the study, drawn from the results, or as a frame with words on what they lack."""
 
-    paper: StudyFigure
+    study_figure: StudyFigure
     """The study's own figure."""
     figure: Figure
     """What was drawn."""
@@ -261,27 +261,31 @@ class FigureOutcome:
     """What the results lack, where the figure is a frame with words; None where it shows data."""
 
 
-def draw_all(study: PublishedStudy, material: Material) -> list[FigureOutcome]:
+def draw_all(study: PublishedStudy, measured: MeasuredData) -> list[FigureOutcome]:
     """Return every figure of a study, in its order."""
-    return [draw_one(study, figure, material) for figure in study.figures]
+    return [draw_one(study, figure, measured) for figure in study.figures]
 
 
-def draw_one(study: PublishedStudy, figure: StudyFigure, material: Material) -> FigureOutcome:
+def draw_one(study: PublishedStudy, figure: StudyFigure, measured: MeasuredData) -> FigureOutcome:
     """Draw one figure of a study, or a frame that says what it lacks."""
-    selection = select(figure, material.series)
-    drawn = selection if isinstance(selection, str) else _DRAWN[figure.quantity](study, figure, selection, material)
+    selection = select(figure, measured.series)
+    drawn = (
+        selection
+        if isinstance(selection, str)
+        else _DRAW_BY_QUANTITY[figure.quantity](study, figure, selection, measured)
+    )
     if isinstance(drawn, str):
         return FigureOutcome(figure, _frame_of_words(figure, drawn), lack=drawn)
     return FigureOutcome(figure, _under_study_heading(figure, drawn), lack=None)
 
 
-def _curves(selection: Selection) -> list[CurveResult]:
+def _distinct_curves(selection: Selection) -> list[CurveResult]:
     """Return the curves of the series, each once."""
     return list({id(series.curve): series.curve for series in selection.series}.values())
 
 
-def _epoch_time_by_micro_batch(
-    study: PublishedStudy, figure: StudyFigure, selection: Selection, material: Material
+def _micro_batch_figure(
+    study: PublishedStudy, figure: StudyFigure, selection: Selection, measured: MeasuredData
 ) -> Figure | str:
     """Return epoch times and speedups, a curve per micro-batch; then the parts of a step, where steps were explained.
 
@@ -290,7 +294,7 @@ def _epoch_time_by_micro_batch(
     if len({series.micro_batch for series in selection.series}) < 2:
         return f"These results hold strong scaling at one micro-batch only: {selection.series[0].micro_batch:,}."
     drawn = scaling_pair(figure, selection, study.published_points(selection.series))
-    parts = breakdown_chart(material.analysis, _curves(selection))
+    parts = breakdown_chart(measured.analysis, _distinct_curves(selection))
     if isinstance(drawn, str) or parts is None:
         return drawn
     measure = {"measure": ControlOption("parts", "parts of a step")}
@@ -298,19 +302,19 @@ def _epoch_time_by_micro_batch(
     return replace(drawn, views=(*drawn.views, *part_views))
 
 
-def _utilisation(selection: Selection, analysis: Analysis) -> Figure | str:
+def _utilisation_figure(selection: Selection, analysis: Analysis) -> Figure | str:
     """Return the utilisation of GPUs and processors, with the reasons where that of GPUs is unknown.
 
     Where nothing was recorded, return a sentence that says so.
     """
     resources = [resource for resource in RESOURCES if "utilisation" in resource.name]
-    drawn = resource_chart(analysis, _curves(selection), resources)
+    drawn = resource_chart(analysis, _distinct_curves(selection), resources)
     if drawn is None:
         return "No trial of these results has recorded how its processors were used."
     reasons = _reasons_without_gpu_utilisation(selection)
     if not reasons:
         return drawn
-    unavailable = f"GPU utilisation is unavailable: {' and '.join(sorted(filter(None, reasons)))}"
+    unavailable = f"GPU utilisation is unavailable: {' and '.join(reasons)}"
     views = []
     for view in drawn.views:
         subtitle = f"{view.subtitle}; {unavailable}" if view.subtitle else unavailable
@@ -318,21 +322,21 @@ def _utilisation(selection: Selection, analysis: Analysis) -> Figure | str:
     return replace(drawn, views=tuple(views))
 
 
-def _reasons_without_gpu_utilisation(selection: Selection) -> set[str]:
-    """Return the reasons why trials have no GPU utilisation; a reason may be empty."""
+def _reasons_without_gpu_utilisation(selection: Selection) -> list[str]:
+    """Return the different reasons why trials have no GPU utilisation, sorted."""
     reasons = set()
     for series in selection.series:
         for member in series.members:
             used = member.trial.resources
-            if used is not None and used.gpu_utilisation is None:
+            if used is not None and used.gpu_utilisation is None and used.gpu_reason:
                 reasons.add(used.gpu_reason)
-    return reasons
+    return sorted(reasons)
 
 
-def _run_waterfall(selection: Selection, analysis: Analysis) -> Figure | str:
+def _run_waterfall_figure(selection: Selection, analysis: Analysis) -> Figure | str:
     """Return the waterfall from ideal to measured time of whole runs; or a sentence on why there is none."""
     waterfalls: list[Waterfall] = []
-    for curve in _curves(selection):
+    for curve in _distinct_curves(selection):
         waterfalls += run_waterfalls(curve, analysis.trials)
     drawable = [waterfall for waterfall in waterfalls if waterfall.factors]
     if drawable:
@@ -359,27 +363,27 @@ def _under_study_heading(figure: StudyFigure, drawn: Figure) -> Figure:
     return Figure(figure.name, figure.heading, tuple(views), drawn.series)
 
 
-_Draw = Callable[[PublishedStudy, StudyFigure, Selection, Material], Figure | str]
-_DRAWN: Mapping[Quantity, _Draw] = {
-    "epoch time": lambda study, figure, selection, _material: scaling_pair(
+_Draw = Callable[[PublishedStudy, StudyFigure, Selection, MeasuredData], Figure | str]
+_DRAW_BY_QUANTITY: Mapping[Quantity, _Draw] = {
+    "epoch time": lambda study, figure, selection, _measured: scaling_pair(
         figure, selection, study.published_points(selection.series)
     ),
-    "speedup": lambda study, figure, selection, _material: against_base(
+    "speedup": lambda study, figure, selection, _measured: relative_to_base_figure(
         figure, selection, study.published_points(selection.series)
     ),
-    "efficiency": lambda study, figure, selection, _material: against_base(
+    "efficiency": lambda study, figure, selection, _measured: relative_to_base_figure(
         figure, selection, study.published_points(selection.series)
     ),
-    "doublings": lambda _study, figure, selection, material: doublings_figure(figure, selection, material.network),
-    "utilisation": lambda _study, _figure, selection, material: _utilisation(selection, material.analysis),
-    "one host against several": lambda study, figure, selection, _material: hosts_figure(
+    "doublings": lambda _study, figure, selection, measured: doublings_figure(figure, selection, measured.network),
+    "utilisation": lambda _study, _figure, selection, measured: _utilisation_figure(selection, measured.analysis),
+    "one host against several": lambda study, figure, selection, _measured: hosts_figure(
         figure, selection, study.published_points(selection.series)
     ),
-    "accuracy of datasets": lambda _study, figure, selection, _material: accuracy_of_datasets(figure, selection),
-    "loss and accuracy": lambda _study, figure, selection, _material: loss_and_accuracy(figure, selection),
-    "accuracy by micro-batch": lambda _study, figure, selection, _material: accuracy_by_micro_batch(figure, selection),
-    "epoch time by micro-batch": _epoch_time_by_micro_batch,
-    "run waterfall": lambda _study, _figure, selection, material: _run_waterfall(selection, material.analysis),
+    "accuracy of datasets": lambda _study, figure, selection, _measured: accuracy_of_datasets(figure, selection),
+    "loss and accuracy": lambda _study, figure, selection, _measured: loss_and_accuracy(figure, selection),
+    "accuracy by micro-batch": lambda _study, figure, selection, _measured: accuracy_by_micro_batch(figure, selection),
+    "epoch time by micro-batch": _micro_batch_figure,
+    "run waterfall": lambda _study, _figure, selection, measured: _run_waterfall_figure(selection, measured.analysis),
 }
 
 
@@ -389,7 +393,7 @@ def _frame_of_words(figure: StudyFigure, lack: str) -> Figure:
     sentences = (f"Would show: {figure.draws}.", lack, "What would produce it:", *needs_of(figure), *commands)
     lines: list[str] = []
     for sentence in sentences:
-        lines += textwrap.wrap(sentence, _LINE_LETTERS, break_on_hyphens=False)
+        lines += textwrap.wrap(sentence, _LETTERS_PER_LINE, break_on_hyphens=False)
     plot = Plot({"rows": [{"text": line, "place": index} for index, line in enumerate(lines)]})
     y = quantity("place", axis=None, scale={"reverse": True, "domain": [-0.5, len(lines) - 0.5], "nice": False})
     mark = {"type": "text", "align": "left", "fontSize": 12}

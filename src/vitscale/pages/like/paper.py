@@ -136,9 +136,9 @@ FIGURES = (
 
 PAPER = PublishedStudy(
     name="paper",
-    short="the published study",
+    title_name="the published study",
     source=str(published().source),
-    reading=f"The numbers and subjects of the figures are those of {published().source}. Ideal lines, intervals, "
+    reading_note=f"The numbers and subjects of the figures are those of {published().source}. Ideal lines, intervals, "
     "speedups and efficiencies beside epoch times, and published points are added. Published points are means by GPU "
     "count: "
     f"{published().source.workload}; {published().source.raw_data}.",

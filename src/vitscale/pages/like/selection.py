@@ -51,87 +51,98 @@ class Selection:
 
 @dataclass(frozen=True)
 class _Workload:
-    """One of the workloads that a figure needs; None: any."""
+    """One of the workloads that a figure needs. A property that is None may have any value."""
 
     mode: Mode
     hosts: Hosts | None
     dataset: str | None
     micro_batch: int | None
 
-    def fits(self, curve: FigureSeries) -> bool:
+    def fits(self, series: FigureSeries) -> bool:
         """Whether a curve has all four properties."""
-        return all(self._matches(curve))
+        return all(self._matching_properties(series))
 
-    def likeness(self, curve: FigureSeries) -> int:
+    def shared_properties(self, series: FigureSeries) -> int:
         """The number of the four properties that a curve has."""
-        return sum(self._matches(curve))
+        return sum(self._matching_properties(series))
 
-    def _matches(self, curve: FigureSeries) -> tuple[bool, ...]:
+    def _matching_properties(self, series: FigureSeries) -> tuple[bool, ...]:
+        """Return, for mode, hosts, dataset and micro-batch, whether a curve has the workload's."""
         return (
-            self.mode == curve.mode,
-            self.hosts in (None, curve.hosts),
-            self.dataset in (None, curve.dataset),
-            self.micro_batch in (None, curve.micro_batch),
+            self.mode == series.mode,
+            self.hosts in (None, series.hosts),
+            self.dataset in (None, series.dataset),
+            self.micro_batch in (None, series.micro_batch),
         )
 
 
-def select(figure: StudyFigure, series: Sequence[FigureSeries]) -> Selection | str:
+def select(figure: StudyFigure, series_list: Sequence[FigureSeries]) -> Selection | str:
     """Return the series of a figure; where the results lack one of them, return a sentence on what is missing."""
-    if not series:
+    if not series_list:
         return "No trial of these results has completed."
-    candidates = [curve for curve in series if not _is_of_another_cluster(figure, curve)]
-    if figure.quantity in _NEEDING_SEVERAL_COUNTS:
-        candidates = [curve for curve in candidates if len(_gpu_counts(curve)) > 1]
-    datasets = _drawn_datasets(figure, series)
+    candidates = [series for series in series_list if _is_candidate(figure, series)]
+    datasets = _drawn_datasets(figure, series_list)
     if len(set(datasets)) < len(datasets):
         return f"These results hold one dataset only, {datasets[0]}: there is none to set beside it."
     micro_batch = _drawn_micro_batch(figure, candidates, datasets)
     selected: list[FigureSeries] = []
     for hosts, dataset in product(figure.hosts or (None,), datasets or (None,)):
         workload = _Workload(figure.mode, hosts, dataset, micro_batch)
-        fitting = [curve for curve in candidates if workload.fits(curve)]
+        fitting = [series for series in candidates if workload.fits(series)]
         if not fitting:
-            return _missing_workload(figure, workload, series)
-        bases = [curve for curve in candidates if _is_base_of_some(curve, fitting)]
-        each_once = {id(curve): curve for curve in (*bases, *fitting)}
-        selected += each_once.values()
-    selected.sort(key=lambda curve: (curve.hosts != "one host", curve.dataset, curve.micro_batch))
-    return Selection(tuple(selected), _departures(figure, datasets, micro_batch))
+            return _missing_workload(figure, workload, series_list)
+        selected += _with_their_bases(fitting, candidates)
+    selected.sort(key=lambda series: (series.hosts != "one host", series.dataset, series.micro_batch))
+    return Selection(tuple(selected), _replacement_notes(figure, datasets, micro_batch))
 
 
-def _gpu_counts(curve: FigureSeries) -> set[int]:
-    return {member.gpus for member in curve.members}
-
-
-def _is_base_of_some(curve: FigureSeries, others: Sequence[FigureSeries]) -> bool:
-    """Whether the first member of a curve over several hosts is the base of one of the others; it is then drawn too."""
-    if curve.hosts == "one host" or not curve.members:
+def _is_candidate(figure: StudyFigure, series: FigureSeries) -> bool:
+    """Whether a figure may draw a curve: it is of the figure's cluster, and has as many GPU counts as are needed."""
+    if _is_of_another_cluster(figure, series):
         return False
-    first = curve.members[0].trial
-    bases = [other.base_elsewhere for other in others if other.base_elsewhere is not None]
+    return figure.quantity not in _NEEDING_SEVERAL_COUNTS or len(_gpu_counts(series)) > 1
+
+
+def _with_their_bases(fitting: Sequence[FigureSeries], candidates: Sequence[FigureSeries]) -> list[FigureSeries]:
+    """Return the series with the bases of some of them, which come first (`_is_base_of_some`); each once."""
+    bases = [series for series in candidates if _is_base_of_some(series, fitting)]
+    each_once = {id(series): series for series in (*bases, *fitting)}
+    return list(each_once.values())
+
+
+def _gpu_counts(series: FigureSeries) -> set[int]:
+    return {member.gpus for member in series.members}
+
+
+def _is_base_of_some(series: FigureSeries, other_series: Sequence[FigureSeries]) -> bool:
+    """Whether the first member of a curve over several hosts is the base of one of the others; it is then drawn too."""
+    if series.hosts == "one host" or not series.members:
+        return False
+    first = series.members[0].trial
+    bases = [other.base_on_other_devices for other in other_series if other.base_on_other_devices is not None]
     return any(base.trial == first for base in bases)
 
 
-def _is_of_another_cluster(figure: StudyFigure, curve: FigureSeries) -> bool:
+def _is_of_another_cluster(figure: StudyFigure, series: FigureSeries) -> bool:
     """Whether a curve was measured on another of the study's clusters than the figure's."""
-    cluster = curve.cluster.lower()
+    cluster = series.cluster.lower()
     return bool(figure.cluster) and cluster in _STUDY_CLUSTERS and cluster != figure.cluster.lower()
 
 
-def _lack_study_datasets(series: Sequence[FigureSeries]) -> bool:
+def _lack_study_datasets(series_list: Sequence[FigureSeries]) -> bool:
     """Whether no series is of a dataset of the study."""
-    return not any(curve.dataset in _STUDY_DATASETS for curve in series)
+    return not any(series.dataset in _STUDY_DATASETS for series in series_list)
 
 
-def _drawn_datasets(figure: StudyFigure, series: Sequence[FigureSeries]) -> list[str]:
+def _drawn_datasets(figure: StudyFigure, series_list: Sequence[FigureSeries]) -> list[str]:
     """Return the datasets to draw, one for each of the figure's, in their order.
 
     Where the results hold none of the study's datasets, their own take the place: the first dataset of the results
     stands for the first of the study, and so on; the last stands for all further ones.
     """
-    if not _lack_study_datasets(series):
+    if not _lack_study_datasets(series_list):
         return list(figure.datasets)
-    measured = list(dict.fromkeys(curve.dataset for curve in series))
+    measured = list(dict.fromkeys(series.dataset for series in series_list))
     last = len(measured) - 1
     return [measured[min(_STUDY_DATASETS.index(name), last)] for name in figure.datasets]
 
@@ -144,8 +155,8 @@ def _drawn_micro_batch(figure: StudyFigure, candidates: Sequence[FigureSeries], 
     largest for its larger one.
     """
     micro_batch = figure.micro_batch
-    otherwise_fitting = [curve for curve in candidates if _fits_but_for_micro_batch(curve, figure, datasets)]
-    measured = {curve.micro_batch for curve in otherwise_fitting}
+    otherwise_fitting = [series for series in candidates if _fits_but_for_micro_batch(series, figure, datasets)]
+    measured = {series.micro_batch for series in otherwise_fitting}
     if micro_batch is None or not measured or micro_batch in measured:
         return micro_batch
     has_study_micro_batch = bool(measured.intersection(_STUDY_MICRO_BATCHES))
@@ -154,16 +165,16 @@ def _drawn_micro_batch(figure: StudyFigure, candidates: Sequence[FigureSeries], 
     return min(measured) if micro_batch == min(_STUDY_MICRO_BATCHES) else max(measured)
 
 
-def _fits_but_for_micro_batch(curve: FigureSeries, figure: StudyFigure, datasets: Sequence[str]) -> bool:
+def _fits_but_for_micro_batch(series: FigureSeries, figure: StudyFigure, datasets: Sequence[str]) -> bool:
     """Whether a curve has the mode, one of the hosts and one of the datasets of a figure, where it names any."""
-    if curve.mode != figure.mode:
+    if series.mode != figure.mode:
         return False
-    if figure.hosts and curve.hosts not in figure.hosts:
+    if figure.hosts and series.hosts not in figure.hosts:
         return False
-    return not datasets or curve.dataset in datasets
+    return not datasets or series.dataset in datasets
 
 
-def _departures(figure: StudyFigure, datasets: Sequence[str], micro_batch: int | None) -> tuple[str, ...]:
+def _replacement_notes(figure: StudyFigure, datasets: Sequence[str], micro_batch: int | None) -> tuple[str, ...]:
     """Return notes on what is drawn in place of what the figure asks for: "my-images in place of CIFAR-10"."""
     replaced = [
         f"{drawn} in place of {DATASET_NAMES[name]}"
@@ -175,7 +186,7 @@ def _departures(figure: StudyFigure, datasets: Sequence[str], micro_batch: int |
     return tuple(replaced)
 
 
-def _missing_workload(figure: StudyFigure, workload: _Workload, series: Sequence[FigureSeries]) -> str:
+def _missing_workload(figure: StudyFigure, workload: _Workload, series_list: Sequence[FigureSeries]) -> str:
     """Return two sentences: on the workload that no series has, and on those of the results, the most similar first."""
     parts = [_MODE_NAMES[workload.mode]]
     if workload.hosts is not None:
@@ -184,18 +195,18 @@ def _missing_workload(figure: StudyFigure, workload: _Workload, series: Sequence
         parts.append(f"on {_dataset_name(workload.dataset)}")
     if workload.micro_batch is not None:
         parts.append(f"at micro-batch {workload.micro_batch}")
-    if any(_is_of_another_cluster(figure, curve) and workload.fits(curve) for curve in series):
+    if any(_is_of_another_cluster(figure, series) and workload.fits(series) for series in series_list):
         parts.append(f"of the cluster {figure.cluster}")
-    most_similar_first = sorted(series, key=workload.likeness, reverse=True)
+    most_similar_first = sorted(series_list, key=workload.shared_properties, reverse=True)
     measured = _measured_workloads(most_similar_first)
     return f"These results hold no {' '.join(parts)}. They hold {'; '.join(measured)}."
 
 
-def _hosts_of_series(curve: FigureSeries) -> str:
+def _hosts_of_series(series: FigureSeries) -> str:
     """Return words for a curve's hosts, called unlike only where the records name several kinds of GPU."""
-    if curve.hosts == "several unlike hosts" and len(curve.devices) < 2:
+    if series.hosts == "several unlike hosts" and len(series.devices) < 2:
         return _HOSTS_OF_ONE_KIND
-    return _HOSTS_NAMES[curve.hosts]
+    return _HOSTS_NAMES[series.hosts]
 
 
 def _dataset_name(dataset: str) -> str:
@@ -213,16 +224,16 @@ class _WorkloadWords(NamedTuple):
     """ "2 GPUs alone" where it was measured at one GPU count only, else empty."""
 
 
-def _measured_workloads(series: Sequence[FigureSeries]) -> list[str]:
+def _measured_workloads(series_list: Sequence[FigureSeries]) -> list[str]:
     """Return the workloads of the results in words, in their order, those that differ only in micro-batch as one.
 
     Example: "strong scaling in one host on CIFAR-10 (micro-batch 16 and 64)".
     """
-    has_clusters = len({curve.cluster for curve in series}) > 1
+    has_clusters = len({series.cluster for series in series_list}) > 1
     micro_batches_by_words: dict[_WorkloadWords, set[int]] = {}
-    for curve in series:
-        words = _workload_words(curve, says_cluster=has_clusters)
-        micro_batches_by_words.setdefault(words, set()).add(curve.micro_batch)
+    for series in series_list:
+        words = _workload_words(series, says_cluster=has_clusters)
+        micro_batches_by_words.setdefault(words, set()).add(series.micro_batch)
     workloads = []
     for words, micro_batches in micro_batches_by_words.items():
         details = (words.cluster, f"micro-batch {units.listed(sorted(micro_batches))}", words.single_count)
@@ -230,11 +241,12 @@ def _measured_workloads(series: Sequence[FigureSeries]) -> list[str]:
     return workloads
 
 
-def _workload_words(curve: FigureSeries, *, says_cluster: bool) -> _WorkloadWords:
-    counts = _gpu_counts(curve)
+def _workload_words(series: FigureSeries, *, says_cluster: bool) -> _WorkloadWords:
+    """Return the words for the workload of a curve. `says_cluster`: whether its cluster is named."""
+    counts = _gpu_counts(series)
     return _WorkloadWords(
-        workload=f"{_MODE_NAMES[curve.mode]} {_hosts_of_series(curve)} on {_dataset_name(curve.dataset)}",
-        cluster=f"cluster {curve.cluster}" if says_cluster and curve.cluster else "",
+        workload=f"{_MODE_NAMES[series.mode]} {_hosts_of_series(series)} on {_dataset_name(series.dataset)}",
+        cluster=f"cluster {series.cluster}" if says_cluster and series.cluster else "",
         single_count=f"{units.counted(min(counts), 'GPU')} alone" if len(counts) == 1 else "",
     )
 
@@ -260,12 +272,15 @@ def needs_of(figure: StudyFigure) -> tuple[str, ...]:
     needs = []
     for section, fields in sections.items():
         for field, value in fields.items():
-            shown = json.dumps(value)
-            needs.append(f"{field}: each of {shown}" if section == "sweep" else f"{section}.{field} = {shown}")
+            value_text = json.dumps(value)
+            needs.append(
+                f"{field}: each of {value_text}" if section == "sweep" else f"{section}.{field} = {value_text}"
+            )
     return f"In STUDY.toml: {', '.join(needs)}.", f"Hosts: {_hosts_needed(figure)}."
 
 
 def _hosts_needed(figure: StudyFigure) -> str:
+    """Return the hosts that a figure needs in words: "one with 8 GPUs, and 8 with one GPU in each"."""
     most = max(figure.gpus)
     needed: Mapping[Hosts, str] = {
         "one host": f"one with {most} GPUs",
@@ -283,6 +298,7 @@ def _data_lines(figure: StudyFigure) -> list[str]:
 
 
 def _train_lines(figure: StudyFigure) -> list[str]:
+    """Return the lines of the section [train]; none where nothing must be set."""
     settings = []
     if figure.micro_batch is not None:
         settings.append(f"micro_batch = {figure.micro_batch}")
@@ -311,6 +327,7 @@ def _sweep_lines(figure: StudyFigure) -> list[str]:
 
 
 def _measure_lines(figure: StudyFigure) -> list[str]:
+    """Return the lines of the section [measure]; none where nothing must be set."""
     if figure.quantity == "run waterfall":
         return ["[measure]", "steps = 50", "explain = true", "checkpoint = true"]
     if figure.quantity == "epoch time by micro-batch":

@@ -3,6 +3,9 @@
 A series is a curve with its workload (dataset and micro-batch), its hosts (where the GPUs are), and its members, which
 are the GPU counts that were measured. Each member is compared with the base of the series, usually its smallest count.
 Published measurements are drawn with a series only where dataset, micro-batch, mode, hosts and model are the same.
+
+The mode says what stays the same from one GPU count to the next: in "strong-micro" the images of an epoch and the batch
+of each GPU, in "strong-global" the images of an epoch and the batch of all GPUs together, in "weak" the images per GPU.
 """
 
 from __future__ import annotations
@@ -26,9 +29,9 @@ Hosts = Literal["one host", "one GPU a host", "several like hosts", "several unl
 "several unlike hosts" have GPUs of different kinds, however many each has. Hosts with GPUs of one kind are "one GPU a
 host" or "several like hosts".
 """
-_SAID_OTHERWISE = ("data.name", "train.micro_batch", "train.grad_accum")
+_LABELS_IN_EVERY_NAME = ("data.name", "train.micro_batch", "train.grad_accum")
 """Labels of curves that names do not repeat, because they say the dataset and the micro-batch anyway."""
-SAME = 1e-3
+_SAME_EPOCH_TIME = 1e-3
 """Epoch times closer than this, as a share, are the published measurement itself, imported."""
 _HOSTS_LABELS = ("layout", "scaling.gpus_per_node")
 """Labels of curves that say where GPUs are."""
@@ -42,10 +45,10 @@ class Member:
 
     gpus: int
     trial: TrialResult
-    against_base: Estimate | None = None
+    speedup_over_base: Estimate | None = None
     """How many times as fast an epoch is as the base's; None where the two must not be compared."""
-    reasons: tuple[str, ...] = ()
-    """Why `against_base` is None."""
+    reasons_not_compared: tuple[str, ...] = ()
+    """Why `speedup_over_base` is None."""
     base_gpus: int | None = None
     """Rank count of the base."""
 
@@ -55,9 +58,9 @@ class Member:
         return self.trial.environment.devices if self.trial.environment is not None else ()
 
     @property
-    def why_not(self) -> str:
+    def why_not_compared(self) -> str:
         """The reasons in one clause; empty where there is none."""
-        return "; ".join(self.reasons)
+        return "; ".join(self.reasons_not_compared)
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class FigureSeries:
     hosts: Hosts
     members: tuple[Member, ...]
     """Members with an epoch time or an accuracy, by rank count."""
-    base_elsewhere: Member | None = None
+    base_on_other_devices: Member | None = None
     """The base of another series of the same workload, on other devices and with fewer ranks than any member here."""
 
     @property
@@ -81,15 +84,18 @@ class FigureSeries:
         It is the base elsewhere if there is one. Else it is the member with the smallest rank count among those that
         may be compared: those with the kind of costs (epoch times or rates) that most members have.
         """
-        if self.base_elsewhere is not None:
-            return self.base_elsewhere
+        if self.base_on_other_devices is not None:
+            return self.base_on_other_devices
         base = base_of([member.trial for member in self.members])
         return next((member for member in self.members if member.trial is base), None)
 
     @property
     def devices(self) -> tuple[str, ...]:
         """The kinds of device, by name."""
-        return tuple(dict.fromkeys(name for member in self.members for name in member.devices))
+        devices: dict[str, None] = {}
+        for member in self.members:
+            devices |= dict.fromkeys(member.devices)
+        return tuple(devices)
 
     @property
     def cluster(self) -> str:
@@ -97,7 +103,7 @@ class FigureSeries:
         return str(self.curve.labels.get("cluster") or "")
 
     @property
-    def group(self) -> tuple[Any, ...]:
+    def workload_key(self) -> tuple[Any, ...]:
         """A key that is equal for series of the same workload, which differ only in their hosts or devices."""
         labels = []
         for field, value in self.curve.labels.items():
@@ -115,14 +121,14 @@ def all_series(analysis: Analysis) -> list[FigureSeries]:
     host, if its GPU is of the same kind, because one GPU is the same measurement in both.
 
     A series whose fewest GPUs are more than those of the same workload on other devices is compared with the base of
-    that other series (`base_elsewhere`).
+    that other series (`base_on_other_devices`).
     """
     measured: list[FigureSeries] = []
     for curve in analysis.curves:
         measured += _series_of_curve(analysis, curve)
     completed = _with_borrowed_gpu(measured)
-    based = [replace(series, base_elsewhere=_base_elsewhere(series, completed)) for series in completed]
-    return [_compared(series, analysis.combine_unlike) for series in based]
+    based = [replace(series, base_on_other_devices=_base_on_other_devices(series, completed)) for series in completed]
+    return [_with_comparisons(series, analysis.combine_unlike) for series in based]
 
 
 def _with_borrowed_gpu(measured: Sequence[FigureSeries]) -> list[FigureSeries]:
@@ -131,11 +137,11 @@ def _with_borrowed_gpu(measured: Sequence[FigureSeries]) -> list[FigureSeries]:
     for series in measured:
         first = series.members[0]
         if series.hosts == "one host" and first.gpus == 1:
-            single_gpus[series.group, first.devices] = first
+            single_gpus[series.workload_key, first.devices] = first
     completed = []
     for series in measured:
         first = series.members[0]
-        single_gpu = single_gpus.get((series.group, first.devices))
+        single_gpu = single_gpus.get((series.workload_key, first.devices))
         if series.hosts == "one host" or first.gpus == 1 or single_gpu is None:
             completed.append(series)
         else:
@@ -143,7 +149,7 @@ def _with_borrowed_gpu(measured: Sequence[FigureSeries]) -> list[FigureSeries]:
     return completed
 
 
-def _base_elsewhere(series: FigureSeries, candidates: Sequence[FigureSeries]) -> Member | None:
+def _base_on_other_devices(series: FigureSeries, candidates: Sequence[FigureSeries]) -> Member | None:
     """Return the base of the same workload on other devices, if it has fewer GPUs than all of `series`; else None.
 
     Of several, return that with the fewest GPUs; of equally many, one whose devices are among those of `series`.
@@ -152,7 +158,7 @@ def _base_elsewhere(series: FigureSeries, candidates: Sequence[FigureSeries]) ->
     smaller = []
     for candidate in candidates:
         base = candidate.base
-        if candidate.group == series.group and base is not None and _is_smaller_elsewhere(base, first):
+        if candidate.workload_key == series.workload_key and base is not None and _is_smaller_elsewhere(base, first):
             smaller.append(base)
     return min(smaller, key=lambda base: (base.gpus, not set(base.devices) <= set(series.devices)), default=None)
 
@@ -163,15 +169,20 @@ def _is_smaller_elsewhere(base: Member, first: Member) -> bool:
     return base.gpus < first.gpus and are_named and base.devices != first.devices
 
 
-def names(series: Sequence[FigureSeries]) -> list[str]:
+def strong_micro_series(series_list: Sequence[FigureSeries]) -> list[FigureSeries]:
+    """Return the series of strong scaling with a fixed batch on each GPU, which the studies' claims are about."""
+    return [series for series in series_list if series.mode == "strong-micro"]
+
+
+def distinct_series_names(series_list: Sequence[FigureSeries]) -> list[str]:
     """Return a name for each series that says in what it differs from the others: "CIFAR-10, micro-batch 16".
 
     Names that are equal become longer: first with all devices, then the full name of the curve, then with a number.
     """
-    differences = _Differences.of(series)
-    short = [differences.name(member) for member in series]
-    with_devices = [differences.name(member, all_devices=True) for member in series]
-    curve_names = [member.curve.name for member in series]
+    differences = _Differences.of(series_list)
+    short = [differences.name(series) for series in series_list]
+    with_devices = [differences.name(series, all_devices=True) for series in series_list]
+    curve_names = [series.curve.name for series in series_list]
     labels = _replaced_where_equal(_replaced_where_equal(short, with_devices), curve_names)
     numbered = [f"{label} ({labels[: index + 1].count(label)})" for index, label in enumerate(labels)]
     return _replaced_where_equal(labels, numbered)
@@ -185,7 +196,7 @@ def _replaced_where_equal(labels: Sequence[str], longer: Sequence[str]) -> list[
 
 @dataclass(frozen=True)
 class _Differences:
-    """In what some series differ, and so what their names must say."""
+    """In what some series differ, and so what their names must say. Each yes means that the series differ in it."""
 
     dataset: bool
     micro_batch: bool
@@ -197,19 +208,19 @@ class _Differences:
     """Clusters whose names say their devices, because all series of the cluster have the same kind."""
 
     @classmethod
-    def of(cls, series: Sequence[FigureSeries]) -> _Differences:
+    def of(cls, series_list: Sequence[FigureSeries]) -> _Differences:
         """Compare the series."""
-        have_different_hosts = len({member.hosts for member in series}) > 1
-        said_otherwise = (*_SAID_OTHERWISE, *_HOSTS_LABELS) if have_different_hosts else _SAID_OTHERWISE
-        labels = [field for field in _label_fields(series) if field not in said_otherwise]
-        different_labels = [field for field in labels if _is_different(field, series)]
+        have_different_hosts = len({series.hosts for series in series_list}) > 1
+        worded_labels = (*_LABELS_IN_EVERY_NAME, *_HOSTS_LABELS) if have_different_hosts else _LABELS_IN_EVERY_NAME
+        other_labels = [field for field in _label_fields(series_list) if field not in worded_labels]
+        different_labels = [field for field in other_labels if _is_different(field, series_list)]
         return cls(
-            dataset=len({member.dataset for member in series}) > 1,
-            micro_batch=len({member.micro_batch for member in series}) > 1,
+            dataset=len({series.dataset for series in series_list}) > 1,
+            micro_batch=len({series.micro_batch for series in series_list}) > 1,
             hosts=have_different_hosts,
             labels=tuple(different_labels),
-            devices=len({_kind(member) for member in series}) > 1,
-            clusters_of_one_kind=frozenset(_clusters_of_one_kind(series) if "cluster" in different_labels else ()),
+            devices=len({_device_kind(series) for series in series_list}) > 1,
+            clusters_of_one_kind=frozenset(_clusters_of_one_kind(series_list) if "cluster" in different_labels else ()),
         )
 
     def name(self, series: FigureSeries, *, all_devices: bool = False) -> str:
@@ -229,89 +240,89 @@ class _Differences:
         label_texts = [_label_text(field, series.curve.labels.get(field)) for field in self.labels]
         parts += [text for text in label_texts if text]
         if all_devices:
-            parts.append(" and ".join(series.devices) or _kind(series))
+            parts.append(" and ".join(series.devices) or _device_kind(series))
         elif self.devices and series.cluster not in self.clusters_of_one_kind:
-            parts.append(_kind(series))
+            parts.append(_device_kind(series))
         if self.hosts:
             parts.append("one host" if series.hosts == "one host" else "several hosts")
         # Some importers label a curve with its device too: it is said once.
         return ", ".join(dict.fromkeys(parts)) or f"{dataset}, {micro_batch}"
 
 
-def _label_fields(series: Sequence[FigureSeries]) -> list[str]:
+def _label_fields(series_list: Sequence[FigureSeries]) -> list[str]:
     """Return the fields of all labels of the curves, each once."""
     fields: dict[str, None] = {}
-    for member in series:
-        fields |= dict.fromkeys(member.curve.labels)
+    for series in series_list:
+        fields |= dict.fromkeys(series.curve.labels)
     return list(fields)
 
 
-def _is_different(field: str, series: Sequence[FigureSeries]) -> bool:
+def _is_different(field: str, series_list: Sequence[FigureSeries]) -> bool:
     """Whether a label has different texts in some of the series."""
-    return len({_label_text(field, member.curve.labels.get(field)) for member in series}) > 1
+    return len({_label_text(field, series.curve.labels.get(field)) for series in series_list}) > 1
 
 
-def _kind(series: FigureSeries) -> str:
+def _device_kind(series: FigureSeries) -> str:
     """Return the kind of a series' devices in a few words: "A100", "unlike GPUs"."""
     if len(series.devices) > 1:
         return "unlike GPUs"
     return series.devices[0] if series.devices else "unknown device"
 
 
-def _clusters_of_one_kind(series: Sequence[FigureSeries]) -> set[str]:
+def _clusters_of_one_kind(series_list: Sequence[FigureSeries]) -> set[str]:
     """Return the clusters whose series all have the same kind of device."""
     kinds_by_cluster: dict[str, set[str]] = {}
-    for member in series:
-        kinds_by_cluster.setdefault(member.cluster, set()).add(_kind(member))
+    for series in series_list:
+        kinds_by_cluster.setdefault(series.cluster, set()).add(_device_kind(series))
     return {cluster for cluster, kinds in kinds_by_cluster.items() if len(kinds) == 1}
 
 
-class NamedSet(NamedTuple):
-    """Two or more series that differ in one thing, under a name that leaves it out."""
+class SeriesSet(NamedTuple):
+    """Two or more series that differ in one thing alone, under a name that leaves this thing out."""
 
     name: str
     series: list[FigureSeries]
 
 
-def apart_in_micro_batch(series: Sequence[FigureSeries]) -> list[NamedSet]:
-    """Return the sets of series that differ only in micro-batch."""
+def sets_differing_in_micro_batch(series_list: Sequence[FigureSeries]) -> list[SeriesSet]:
+    """Return the sets of series that differ only in micro-batch, each of two series or more."""
     series_by_workload: dict[Any, list[FigureSeries]] = {}
-    for member in series:
-        workload = (member.dataset, _work_without(member, "train.micro_batch"))
-        series_by_workload.setdefault(workload, []).append(member)
-    sets = [members for members in series_by_workload.values() if _have_different_micro_batches(members)]
-    labels = names([replace(members[0], micro_batch=0) for members in sets])
+    for series in series_list:
+        workload = (series.dataset, _work_key_without(series, "train.micro_batch"))
+        series_by_workload.setdefault(workload, []).append(series)
+    sets = [series_set for series_set in series_by_workload.values() if _have_different_micro_batches(series_set)]
+    names = distinct_series_names([replace(series_set[0], micro_batch=0) for series_set in sets])
     named_sets = []
-    for label, members in zip(labels, sets, strict=True):
-        # A label that says nothing else ends with the micro-batch, which does not hold of the whole set.
-        name_without_batch = label.partition(", micro-batch")[0]
-        named_sets.append(NamedSet(name_without_batch, members))
+    for name, series_set in zip(names, sets, strict=True):
+        # A name that says nothing else ends with the micro-batch, which does not hold of the whole set.
+        name_without_batch = name.partition(", micro-batch")[0]
+        named_sets.append(SeriesSet(name_without_batch, series_set))
     return named_sets
 
 
-def _have_different_micro_batches(series: Sequence[FigureSeries]) -> bool:
-    return len({member.micro_batch for member in series}) > 1
+def _have_different_micro_batches(series_list: Sequence[FigureSeries]) -> bool:
+    return len({series.micro_batch for series in series_list}) > 1
 
 
-def apart_in_dataset(series: Sequence[FigureSeries]) -> list[NamedSet]:
-    """Return the sets of series that differ only in dataset."""
+def sets_differing_in_dataset(series_list: Sequence[FigureSeries]) -> list[SeriesSet]:
+    """Return the sets of series that differ only in dataset, each of two series or more."""
     series_by_workload: dict[Any, list[FigureSeries]] = {}
-    for member in series:
-        workload = (member.micro_batch, _work_without(member, "data.name"))
-        series_by_workload.setdefault(workload, []).append(member)
-    sets = [members for members in series_by_workload.values() if _have_different_datasets(members)]
+    for series in series_list:
+        workload = (series.micro_batch, _work_key_without(series, "data.name"))
+        series_by_workload.setdefault(workload, []).append(series)
+    sets = [series_set for series_set in series_by_workload.values() if _have_different_datasets(series_set)]
     if len(sets) == 1:
-        (members,) = sets
-        return [NamedSet(f"micro-batch {members[0].micro_batch:,}", members)]
-    labels = names([replace(members[0], dataset="") for members in sets])
-    return [NamedSet(label, members) for label, members in zip(labels, sets, strict=True)]
+        (only_set,) = sets
+        return [SeriesSet(f"micro-batch {only_set[0].micro_batch:,}", only_set)]
+    names = distinct_series_names([replace(series_set[0], dataset="") for series_set in sets])
+    return [SeriesSet(name, series_set) for name, series_set in zip(names, sets, strict=True)]
 
 
-def _have_different_datasets(series: Sequence[FigureSeries]) -> bool:
-    return len({member.dataset for member in series}) > 1
+def _have_different_datasets(series_list: Sequence[FigureSeries]) -> bool:
+    return len({series.dataset for series in series_list}) > 1
 
 
-class _Work(NamedTuple):
+class _WorkKey(NamedTuple):
     """Mode, hosts and labels of a series: equal for series that differ only in dataset or micro-batch."""
 
     mode: Mode
@@ -319,10 +330,10 @@ class _Work(NamedTuple):
     labels: tuple[tuple[str, str], ...]
 
 
-def _work_without(series: FigureSeries, left_out: str) -> _Work:
+def _work_key_without(series: FigureSeries, left_out: str) -> _WorkKey:
     """Return a series' mode, hosts, and labels except the one that is left out."""
     labels = tuple((field, str(value)) for field, value in series.curve.labels.items() if field != left_out)
-    return _Work(series.mode, series.hosts, labels)
+    return _WorkKey(series.mode, series.hosts, labels)
 
 
 DATASET_NAMES: Mapping[str, str] = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "ade20k": "ADE20K"}
@@ -354,19 +365,23 @@ def _series_of_curve(analysis: Analysis, curve: CurveResult) -> list[FigureSerie
     fewest_in_one_host = 2 if has_several_hosts else 1
     series_of_curve = []
     if len(in_one_host) >= fewest_in_one_host:
-        series_of_curve.append(_series(curve, members, hosts="one host", shown=in_one_host))
+        series_of_curve.append(_figure_series(curve, members, hosts="one host", shown_members=in_one_host))
     if has_several_hosts:
-        series_of_curve.append(_series(curve, members, hosts=_kind_of_hosts(curve, members), shown=members))
+        series_of_curve.append(
+            _figure_series(curve, members, hosts=_kind_of_hosts(curve, members), shown_members=members)
+        )
     return series_of_curve
 
 
-def _series(curve: CurveResult, members: Sequence[Member], *, hosts: Hosts, shown: Sequence[Member]) -> FigureSeries:
-    """Return a series with the members `shown` of a curve.
+def _figure_series(
+    curve: CurveResult, members: Sequence[Member], *, hosts: Hosts, shown_members: Sequence[Member]
+) -> FigureSeries:
+    """Return a series with the members `shown_members` of a curve.
 
     Its dataset and micro-batch are those of the largest GPU count of all of the curve's `members`.
     """
     largest = members[-1].trial.trial
-    return FigureSeries(curve, curve.mode, largest.data.name, largest.train.micro_batch, hosts, tuple(shown))
+    return FigureSeries(curve, curve.mode, largest.data.name, largest.train.micro_batch, hosts, tuple(shown_members))
 
 
 def _kind_of_hosts(curve: CurveResult, members: Sequence[Member]) -> Hosts:
@@ -389,7 +404,7 @@ def _published_as_unlike(curve: CurveResult, members: Sequence[Member]) -> bool:
     label = curve.labels.get("cluster")
     for cluster in published().unlike_clusters:
         facts = [fact for fact in published().facts if fact.cluster == cluster]
-        are_published = [_is_among(facts, member) for member in members]
+        are_published = [_is_published_measurement(facts, member) for member in members]
         is_named_cluster = label == cluster and any(are_published)
         is_unnamed_cluster = not label and all(are_published)
         if is_named_cluster or is_unnamed_cluster:
@@ -397,15 +412,15 @@ def _published_as_unlike(curve: CurveResult, members: Sequence[Member]) -> bool:
     return False
 
 
-def _is_among(facts: Sequence[PublishedFact], member: Member) -> bool:
+def _is_published_measurement(facts: Sequence[PublishedFact], member: Member) -> bool:
     """Whether a member has the epoch time that was published of its workload and GPU count."""
     trial = member.trial.trial
     workload = (trial.data.name, trial.train.micro_batch)
     same_workload = [fact for fact in facts if (fact.dataset, fact.micro_batch) == workload]
-    return any(_is_one_of({fact.gpus: fact}, member) for fact in same_workload)
+    return any(_is_published_at_its_count({fact.gpus: fact}, member) for fact in same_workload)
 
 
-def _compared(series: FigureSeries, combine_unlike: bool) -> FigureSeries:
+def _with_comparisons(series: FigureSeries, combine_unlike: bool) -> FigureSeries:
     """Return the series with each member compared with its base, as the analysis compares the points of a curve."""
     base = series.base
     if base is None:
@@ -418,15 +433,15 @@ def _compared_member(member: Member, base: Member, *, combine_unlike: bool) -> M
     """Return the member with its speed against the base, or with the reasons why the two may not be compared."""
     if not member.trial.comparable_costs:
         reasons: tuple[str, ...] = ("it has no epoch time that may be compared",)
-        return replace(member, base_gpus=base.gpus, reasons=reasons)
+        return replace(member, base_gpus=base.gpus, reasons_not_compared=reasons)
     differences = base.trial.reasons_not_to_compare(member.trial, combine_unlike)
     if differences:
-        return replace(member, base_gpus=base.gpus, reasons=differences)
-    return replace(member, base_gpus=base.gpus, against_base=times_as_fast(base.trial, member.trial))
+        return replace(member, base_gpus=base.gpus, reasons_not_compared=differences)
+    return replace(member, base_gpus=base.gpus, speedup_over_base=times_as_fast(base.trial, member.trial))
 
 
-_MODEL = "vit-b16"
-_IMAGE_SIZE = 224
+_PUBLISHED_MODEL = "vit-b16"
+_PUBLISHED_IMAGE_SIZE = 224
 
 
 @dataclass(frozen=True)
@@ -438,28 +453,35 @@ class PublishedPoints:
     """How the facts were measured, or why none are drawn; empty where there is nothing to say."""
 
 
-def published_points(series: Sequence[FigureSeries]) -> PublishedPoints:
-    """Return the published facts of the workloads of these series, without those that the series themselves are."""
-    shown: set[tuple[PublishedFact, ...]] = set()
-    for member in series:
-        facts = _facts(member)
-        if _are_all_published(member, facts):
-            shown.add(facts)
+def published_points(series_list: Sequence[FigureSeries]) -> PublishedPoints:
+    """Return the published facts of the workloads of these series, each once.
+
+    Facts are left out where a series is the published measurements themselves, imported, or differs from the published
+    work in its model or its images.
+    """
+    shown_facts: set[tuple[PublishedFact, ...]] = set()
+    for series in series_list:
+        facts = _published_facts(series)
+        if _are_all_published(series, facts):
+            shown_facts.add(facts)
     selected: list[tuple[FigureSeries, tuple[PublishedFact, ...]]] = []
     differences: list[str] = []
-    for member in series:
-        facts = _facts(member)
-        if not facts or facts in shown:
+    for series in series_list:
+        facts = _published_facts(series)
+        if not facts or facts in shown_facts:
             continue
-        difference = _other_work(member)
+        difference = _difference_from_published_work(series)
         if difference:
             differences.append(difference)
         else:
-            shown.add(facts)
-            selected.append((member, facts))
-    notes = [_themselves_note(series)]
+            shown_facts.add(facts)
+            selected.append((series, facts))
+    notes = [_published_themselves_note(series_list)]
     if selected:
-        notes.append(_hardware_note([fact for _, facts in selected for fact in facts]))
+        selected_facts: list[PublishedFact] = []
+        for _, facts in selected:
+            selected_facts += facts
+        notes.append(_hardware_note(selected_facts))
     elif differences:
         notes.append(f"published points left out: they are of {differences[0]}")
     return PublishedPoints(tuple(selected), "; ".join(note for note in notes if note))
@@ -467,12 +489,15 @@ def published_points(series: Sequence[FigureSeries]) -> PublishedPoints:
 
 def _hardware_note(facts: Sequence[PublishedFact]) -> str:
     """Return a note on the hardware that published points were measured with; the precision is that of the first."""
-    hardware = ", ".join(dict.fromkeys(name for fact in facts for name in fact.devices))
+    devices: dict[str, None] = {}
+    for fact in facts:
+        devices |= dict.fromkeys(fact.devices)
+    hardware = ", ".join(devices)
     source = f"arXiv {published().source.arxiv}"
     return f"hollow grey: published ({source}), {hardware}, {facts[0].precision}; other hardware"
 
 
-def _facts(series: FigureSeries) -> tuple[PublishedFact, ...]:
+def _published_facts(series: FigureSeries) -> tuple[PublishedFact, ...]:
     """Return the published facts of the workload of a series, by GPU count; empty where nothing was published."""
     if series.mode == "strong-global" or series.hosts == "several like hosts":
         return ()
@@ -498,7 +523,7 @@ def _published_cluster(*, is_unlike: bool) -> str:
     return next(cluster for cluster in clusters if (cluster in published().unlike_clusters) == is_unlike)
 
 
-def _other_work(series: FigureSeries) -> str:
+def _difference_from_published_work(series: FigureSeries) -> str:
     """Return how the published work differs from that of a series; empty where it is the same.
 
     Compared are the model, its image size, gradient accumulation, and the share of the images.
@@ -507,7 +532,7 @@ def _other_work(series: FigureSeries) -> str:
         trial = member.trial.trial
         if not trial.model_name:
             return "ViT-B/16 at 224 x 224, and these results name no model"
-        has_same_model = member.trial.model_name == _MODEL and trial.model.image_size == _IMAGE_SIZE
+        has_same_model = member.trial.model_name == _PUBLISHED_MODEL and trial.model.image_size == _PUBLISHED_IMAGE_SIZE
         if not has_same_model or trial.train.grad_accum != 1:
             return "ViT-B/16 at 224 x 224, other work than this"
         published_share = member.gpus / 10 if series.mode == "weak" else 1.0
@@ -516,22 +541,26 @@ def _other_work(series: FigureSeries) -> str:
     return ""
 
 
-def _themselves_note(series: Sequence[FigureSeries]) -> str:
+def _published_themselves_note(series_list: Sequence[FigureSeries]) -> str:
     """Return a note on the GPU counts at which all drawn measurements are the published ones; empty where at none."""
-    is_published: dict[int, bool] = {}
-    for curve in series:
-        fact_by_gpus = _fact_by_gpus(_facts(curve))
-        for member in curve.members:
-            if member.trial.epoch_seconds is not None:
-                earlier_are = is_published.get(member.gpus, True)
-                is_published[member.gpus] = earlier_are and _is_one_of(fact_by_gpus, member)
-    counts = sorted(gpus for gpus, all_are in is_published.items() if all_are)
-    if not counts:
+    measured_counts: set[int] = set()
+    counts_with_own_measurements: set[int] = set()
+    for series in series_list:
+        fact_by_gpus = _fact_by_gpus(_published_facts(series))
+        for member in series.members:
+            if member.trial.epoch_seconds is None:
+                continue
+            measured_counts.add(member.gpus)
+            if not _is_published_at_its_count(fact_by_gpus, member):
+                counts_with_own_measurements.add(member.gpus)
+    published_counts = sorted(measured_counts - counts_with_own_measurements)
+    if not published_counts:
         return ""
     themselves = "these are the published measurements themselves"
-    if len(counts) == len(is_published):
+    if len(published_counts) == len(measured_counts):
         return themselves
-    return f"at {units.listed(counts)} GPU{'s' if max(counts) > 1 else ''} {themselves}"
+    plural = "s" if max(published_counts) > 1 else ""
+    return f"at {units.listed(published_counts)} GPU{plural} {themselves}"
 
 
 def _are_all_published(series: FigureSeries, facts: Sequence[PublishedFact]) -> bool:
@@ -542,18 +571,18 @@ def _are_all_published(series: FigureSeries, facts: Sequence[PublishedFact]) -> 
     fact_by_gpus = _fact_by_gpus(facts)
     timed = [member for member in series.members if member.trial.epoch_seconds is not None]
     comparable = [member for member in timed if member.gpus in fact_by_gpus]
-    return bool(comparable) and all(_is_one_of(fact_by_gpus, member) for member in comparable)
+    return bool(comparable) and all(_is_published_at_its_count(fact_by_gpus, member) for member in comparable)
 
 
 def _fact_by_gpus(facts: Sequence[PublishedFact]) -> dict[int, PublishedFact]:
     return {fact.gpus: fact for fact in facts}
 
 
-def _is_one_of(fact_by_gpus: Mapping[int, PublishedFact], member: Member) -> bool:
+def _is_published_at_its_count(fact_by_gpus: Mapping[int, PublishedFact], member: Member) -> bool:
     """Whether a member has the epoch time and the share of the images that were published for its GPU count."""
     fact = fact_by_gpus.get(member.gpus)
     seconds = member.trial.epoch_seconds
     if fact is None or seconds is None:
         return False
     has_same_share = abs(member.trial.trial.data.fraction - fact.fraction) < 1e-9
-    return has_same_share and abs(seconds.value / fact.epoch_seconds - 1) < SAME
+    return has_same_share and abs(seconds.value / fact.epoch_seconds - 1) < _SAME_EPOCH_TIME

@@ -67,17 +67,17 @@ class StudyFigure:
 
 
 @dataclass(frozen=True)
-class Material:
-    """What figures, tables and claims are made from."""
+class MeasuredData:
+    """The results at hand, from which a study's figures and tables are made and on which its claims are tested."""
 
     analysis: Analysis
     series: tuple[FigureSeries, ...]
     network: Network | None = None
-    """The network between the ranks, as it was checked or declared; None: not asked for."""
+    """The network between the ranks, as it was checked or declared, for what transfers take; None: it is not needed."""
 
     @classmethod
-    def of(cls, analysis: Analysis, network: Network | None = None) -> Material:
-        """Takes the material from results."""
+    def of(cls, analysis: Analysis, network: Network | None = None) -> MeasuredData:
+        """Take the series from results that were analysed."""
         return cls(analysis, tuple(all_series(analysis)), network)
 
 
@@ -98,7 +98,7 @@ class StudyClaim:
     question: str
     """The claim as a question, the heading of its test."""
     meaning: str
-    test: Callable[[Material], ClaimOutcome]
+    test: Callable[[MeasuredData], ClaimOutcome]
     untested: str
     """Text where a test has no sentences: what is missing, and what would produce it."""
 
@@ -109,11 +109,11 @@ class PublishedStudy:
 
     name: str
     """The study's name in `report --like`."""
-    short: str
+    title_name: str
     """Name in titles: "the published study"."""
     source: str
     """Title and where it is found."""
-    reading: str
+    reading_note: str
     """How the figures relate to the study's own, which is named in it."""
     figures: tuple[StudyFigure, ...]
     claims: tuple[StudyClaim, ...]
@@ -121,7 +121,7 @@ class PublishedStudy:
         default=lambda _series: PublishedPoints()
     )
     """Published points of the workloads of some series."""
-    tables: Callable[[Material], Sequence[Table]] = field(default=lambda _material: ())
+    tables: Callable[[MeasuredData], Sequence[Table]] = field(default=lambda _measured: ())
 
     @property
     def claims_text(self) -> str:

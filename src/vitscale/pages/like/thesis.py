@@ -19,8 +19,8 @@ from vitscale.analysis.time.breakdown import COMPUTE
 from vitscale.analysis.time.run_waterfall import CHECKPOINT, EVALUATION, START_UP, epochs_of, run_breakdown, run_seconds
 from vitscale.analysis.time.waterfall import FACTORS, Unexplained
 from vitscale.pages.like.doublings import doublings_claim
-from vitscale.pages.like.series import FigureSeries, Member, names
-from vitscale.pages.like.study import Material, PublishedStudy, StudyClaim, StudyFigure
+from vitscale.pages.like.series import FigureSeries, Member, distinct_series_names, strong_micro_series
+from vitscale.pages.like.study import MeasuredData, PublishedStudy, StudyClaim, StudyFigure
 from vitscale.pages.tables import batch_text, interval_cell
 from vitscale.present import units
 from vitscale.present.document import Cell, Column, RowGroup, Table
@@ -35,11 +35,14 @@ _figure = partial(StudyFigure, study="thesis", mode="strong-micro")
 
 _PART_NAMES = {"h2d": "copy to device", "straggler wait": "waiting for ranks", "wire": "transfer"}
 """Part of a run -> its heading, where that is not the part's own name."""
-_ORDER = (START_UP, *COMPUTE, *FACTORS, EVALUATION, CHECKPOINT)
+_PARTS_IN_ORDER = (START_UP, *COMPUTE, *FACTORS, EVALUATION, CHECKPOINT)
 """The parts of a run, in the order of their columns."""
+_COPY_TO_DEVICE = "h2d"
+_DECODING = "decoding"
+"""Names of two parts of a run, as the analysis names them. Decoding is a share of the wait for data."""
 
 
-def training_table(material: Material) -> Table:
+def training_table(measured: MeasuredData) -> Table:
     """Return the table of the quantities of the thesis: time, speedup, efficiency, utilisation of GPUs and CPUs."""
     columns = ("GPUs", "device", "global batch", "epoch", "whole run", "speedup", "efficiency", "GPU utilisation",
                "CPU utilisation")  # fmt: skip
@@ -48,13 +51,14 @@ def training_table(material: Material) -> Table:
         "evaluation after each, and a checkpoint where one was measured.",
         "GPU utilisation: share of time in which a kernel ran. CPU utilisation: of the threads of the ranks.",
     ]
-    reasons = _reasons_without_gpu_utilisation(_members(material))
+    reasons = _reasons_without_gpu_utilisation(_members(measured))
     if reasons:
         notes.append(f"GPU utilisation is unavailable: {'; '.join(sorted(reasons))}.")
-    return _table(material, "Training time and utilisation", columns, _training_cells, notes)
+    return _table(measured, "Training time and utilisation", columns, _training_cells, notes)
 
 
 def _reasons_without_gpu_utilisation(members: Sequence[Member]) -> set[str]:
+    """Return the different reasons why members have no GPU utilisation."""
     reasons = set()
     for member in members:
         used = member.trial.resources
@@ -63,9 +67,9 @@ def _reasons_without_gpu_utilisation(members: Sequence[Member]) -> set[str]:
     return reasons
 
 
-def parts_table(material: Material) -> Table:
+def parts_table(measured: MeasuredData) -> Table:
     """Return the table of the seconds of each part of a whole run."""
-    members = _members(material)
+    members = _members(measured)
     breakdown_by_trial = {id(member.trial): _breakdown(member.trial) for member in members}
     breakdowns = list(breakdown_by_trial.values())
     parts = _recorded_parts(breakdowns)
@@ -79,7 +83,7 @@ def parts_table(material: Material) -> Table:
     part_headings = [_PART_NAMES.get(part, part) for part in parts]
     columns = ("GPUs", "whole run", *part_headings)
     notes = _parts_notes(members, breakdowns)
-    return _table(material, "Where the time of a whole run goes", columns, cells, notes)
+    return _table(measured, "Where the time of a whole run goes", columns, cells, notes)
 
 
 def _recorded_parts(breakdowns: Sequence[_RunBreakdown]) -> list[str]:
@@ -90,78 +94,94 @@ def _recorded_parts(breakdowns: Sequence[_RunBreakdown]) -> list[str]:
     recorded: set[str] = set()
     for breakdown in breakdowns:
         recorded.update(breakdown.seconds)
-    has_copies = any(breakdown.seconds.get("h2d") for breakdown in breakdowns)
+    has_copies = any(breakdown.seconds.get(_COPY_TO_DEVICE) for breakdown in breakdowns)
     if not has_copies:
-        recorded.discard("h2d")
-    return [part for part in _ORDER if part in recorded]
+        recorded.discard(_COPY_TO_DEVICE)
+    return [part for part in _PARTS_IN_ORDER if part in recorded]
+
+
+_SUM_NOTE = (
+    "Its parts add up to it: of epochs the geometric mean over runs, else medians. (In the other table it is the mean "
+    "of whole runs.)"
+)
+"""How the whole run of `parts_table` comes about, and why that of `training_table` may differ from it."""
+_UNDECODED_NOTE = "Data wait is not split: nothing was decoded while training, or no record tells how long it took."
 
 
 def _parts_notes(members: Sequence[Member], breakdowns: Sequence[_RunBreakdown]) -> list[str]:
-    """Return notes on the parts of runs: what is missing, of how many epochs they are, and what they add up to."""
-    known = [breakdown.seconds for breakdown in breakdowns if breakdown.seconds]
-    notes = []
+    """Return the notes below `parts_table`, each only where it applies.
+
+    They say why parts of some runs are unavailable, how many epochs a run has, how the whole run comes about where any
+    is known, and that no run's wait for data is split into decoding and loading.
+    """
     reasons = {breakdown.reason for breakdown in breakdowns if not breakdown.is_known}
+    epoch_counts = _epoch_counts(members)
+    is_any_known = any(breakdown.is_known for breakdown in breakdowns)
+    is_decoding_known = any(_DECODING in breakdown.seconds for breakdown in breakdowns)
+    notes = []
     if reasons:
         notes.append(f"Parts of a run are unavailable: {'; '.join(sorted(reasons))}.")
+    if epoch_counts:
+        plural = "" if epoch_counts == [1] else "s"
+        notes.append(f"Of a run of {' or '.join(map(str, epoch_counts))} epoch{plural}.")
+    if is_any_known:
+        notes.append(_SUM_NOTE)
+    if not is_decoding_known:
+        notes.append(_UNDECODED_NOTE)
+    return notes
+
+
+def _epoch_counts(members: Sequence[Member]) -> list[int]:
+    """Return the different numbers of epochs that the members' trials train, sorted; unknown ones are left out."""
     epoch_counts = set()
     for member in members:
         epochs = epochs_of(member.trial)
         if epochs is not None:
             epoch_counts.add(epochs)
-    if epoch_counts:
-        plural = "" if epoch_counts == {1} else "s"
-        notes.append(f"Of a run of {' or '.join(map(str, sorted(epoch_counts)))} epoch{plural}.")
-    if any(breakdown.is_known for breakdown in breakdowns):
-        notes.append(
-            "Its parts add up to it: of epochs the geometric mean over runs, else medians. (In the other table it is "
-            "the mean of whole runs.)"
-        )
-    if not any("decoding" in seconds for seconds in known):
-        notes.append("Data wait is not split: nothing was decoded while training, or no record tells how long it took.")
-    return notes
+    return sorted(epoch_counts)
 
 
-def tables(material: Material) -> list[Table]:
+def tables(measured: MeasuredData) -> list[Table]:
     """Return both tables; none where the results have no strong-micro series."""
-    return [training_table(material), parts_table(material)] if _strong_series(material) else []
+    return [training_table(measured), parts_table(measured)] if _strong_series(measured) else []
 
 
 def _table(
-    material: Material,
+    measured: MeasuredData,
     title: str,
     columns: tuple[str, ...],
     cells: Callable[[Member], tuple[Cell, ...]],
     notes: list[str],
 ) -> Table:
     """Return a table with a row for each member, grouped by series. `cells`: returns the row of a member."""
-    series = _strong_series(material)
+    series_list = _strong_series(measured)
     groups = []
-    for curve, name in zip(series, names(series), strict=True):
-        rows = [cells(member) for member in curve.members]
+    for series, name in zip(series_list, distinct_series_names(series_list), strict=True):
+        rows = [cells(member) for member in series.members]
         groups.append(RowGroup(name, tuple(rows)))
     return Table(tuple(map(Column, columns)), tuple(groups), tuple(notes), title=title, label="series")
 
 
-def _strong_series(material: Material) -> list[FigureSeries]:
+def _strong_series(measured: MeasuredData) -> list[FigureSeries]:
     """Return one series for each strong-micro curve.
 
     A curve that goes on over several hosts is two series, of which that with the most members is returned.
     """
-    strong = [series for series in material.series if series.mode == "strong-micro"]
+    strong = strong_micro_series(measured.series)
     longest_last = sorted(strong, key=lambda series: len(series.members))
     longest_by_curve = {id(series.curve): series for series in longest_last}
     return [series for series in strong if longest_by_curve[id(series.curve)] is series]
 
 
-def _members(material: Material) -> list[Member]:
+def _members(measured: MeasuredData) -> list[Member]:
     """Return the members of all series of the tables."""
-    return list(itertools.chain.from_iterable(series.members for series in _strong_series(material)))
+    return list(itertools.chain.from_iterable(series.members for series in _strong_series(measured)))
 
 
 def _training_cells(member: Member) -> tuple[Cell, ...]:
     """Return the row of a member in `training_table`."""
     trial = member.trial
-    speedup = member.against_base
+    speedup = member.speedup_over_base
     efficiency = None
     if speedup is not None and member.base_gpus:
         efficiency = speedup.times(member.base_gpus / member.gpus)
@@ -207,11 +227,11 @@ def _percent(value: float | None) -> str:
 
 THESIS = PublishedStudy(
     name="thesis",
-    short="the thesis",
+    title_name="the thesis",
     source=_SOURCE,
-    reading=f"The quantities and the published figures are those of the abstract of {_SOURCE}: no other figure of it "
-    "is used. Its hardware is A100 SXM, A100 PCIe and V100 PCIe; it trains Swin V2 on ADE20K, so compare shapes, not "
-    'heights. "26 % faster" is read as 1.26 times as fast; read as 26 % less time it would be 1.35 times.',
+    reading_note=f"The quantities and the published figures are those of the abstract of {_SOURCE}: no other figure of "
+    "it is used. Its hardware is A100 SXM, A100 PCIe and V100 PCIe; it trains Swin V2 on ADE20K, so compare shapes, "
+    'not heights. "26 % faster" is read as 1.26 times as fast; read as 26 % less time it would be 1.35 times.',
     figures=(
         _figure(
             caption="Training time and speedup",

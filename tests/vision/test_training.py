@@ -29,3 +29,33 @@ def test_models_by_name_train_on_two_ranks(tmp_path: Path) -> None:
     assert {Path(trial["model"]).name for trial in trials} == {
         "test_vit", "mobilenet_v3_small", "dinov2", "siglip", "convnext",
     }  # fmt: skip
+
+
+STUDY = """
+name = "one"
+[model]
+name = "{name}"
+image_size = 32
+[data]
+name = "digits"
+[train]
+engine = "ddp"
+epochs = 1
+micro_batch = 16
+[launch]
+oversubscribe = true
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("vit_b_32", 'model.name = "vit_b_32" is taken as "torchvision/vit_b_32"'),
+        ("timm/resnet18.a1_in1k", 'weights set model.weights = "timm/resnet18.a1_in1k"'),
+    ],
+)
+def test_plan_notes_which_model_a_name_is_taken_for(tmp_path: Path, name: str, note: str) -> None:
+    (tmp_path / "study.toml").write_text(STUDY.format(name=name))
+    plan = vitscale("plan", "study.toml", cwd=tmp_path)
+    assert plan.returncode == 0, plan.stderr
+    assert note in " ".join(plan.stdout.split())

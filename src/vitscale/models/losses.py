@@ -17,7 +17,7 @@ def label_losses(logits: Tensor, labels: Tensor) -> Tensor:
         logits: [n, classes], or [n, classes, h, w], which are resized to the labels' size if it is another.
         labels: labels from `worker.passes.counted_labels`.
     """
-    return cross_entropy(resized(logits, labels), labels, reduction="none", ignore_index=NOT_COUNTED)
+    return cross_entropy(resized_to_labels(logits, labels), labels, reduction="none", ignore_index=NOT_COUNTED)
 
 
 def slot_loss(losses: Tensor, step_count: int | Tensor, world_size: int, grad_accum: int) -> Tensor:
@@ -53,7 +53,7 @@ def tally(losses: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([losses.sum().double(), correct.double(), counted.sum().double()])
 
 
-def resized(logits: Tensor, labels: Tensor) -> Tensor:
+def resized_to_labels(logits: Tensor, labels: Tensor) -> Tensor:
     """Returns the logits, resized to the labels as transformers' models do for their own losses."""
     if logits.ndim == 4 and logits.shape[2:] != labels.shape[1:]:
         logits = interpolate(logits, size=labels.shape[1:], mode="bilinear", align_corners=False)

@@ -263,7 +263,9 @@ def _imported_libraries(trial: Trial | None) -> tuple[object, ...]:
     engine = "torch" if needs_torch_alone else train.engine
     wrapper = "" if engine == "torch" else train.wrapper
     preloaded = of_engine(wrapper).preloaded(train) if wrapper else ()
-    return engine, wrapper, preloaded, train.device, trial.model.hf is not None
+    library = trial.model.library
+    library_name = "" if library is None else library.library
+    return engine, wrapper, preloaded, train.device, trial.model.hf is not None, library_name
 
 
 def _code_state() -> tuple[object, ...]:

@@ -60,7 +60,7 @@ _ADVICE_BY_FIELD: dict[str, tuple[tuple[str, str], ...]] = {
     "model.name": (
         (
             r"(resnet|convnext|efficientnet|mobilenet|densenet|vgg|regnet).*",
-            'vitscale has no {} of its own: write factory = "my_module:build", a function that makes it',
+            'Write name = "timm/{0}" or "torchvision/{0}" if one of them has it, or factory = "my_module:build"',
         ),
         (r"dino.*|clip.*|beit.*|mae.*", 'Write hf = "..." for a configuration of the hub'),
     ),

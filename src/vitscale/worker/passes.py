@@ -20,7 +20,7 @@ from vitscale.datasets.scenes import Scenes, sliding
 from vitscale.engines.base import Engine
 from vitscale.errors import RequestError
 from vitscale.models.batch_norm import average_statistics, norms_of
-from vitscale.models.losses import NOT_COUNTED, label_losses, resized, slot_loss, tally
+from vitscale.models.losses import NOT_COUNTED, label_losses, resized_to_labels, slot_loss, tally
 from vitscale.models.named import AuxiliaryLogits
 from vitscale.probes.steps import PhaseContext, no_phase
 from vitscale.sources import Dataset, Split
@@ -339,7 +339,7 @@ def confusion(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
 
     Only labels that count are in it.
     """
-    answers = resized(logits, labels).argmax(dim=1)
+    answers = resized_to_labels(logits, labels).argmax(dim=1)
     counted = labels >= 0
     cells = labels * classes + answers  # indices into the flattened matrix: with 4 classes, label 2 and answer 1 give 9
     return torch.bincount(cells[counted], minlength=classes**2).view(classes, classes)

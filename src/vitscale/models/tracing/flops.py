@@ -1,9 +1,10 @@
 """FLOPs of an operation by its arguments: 1 multiply-add is 2 FLOP, and element-wise work is none.
 
-Attention in backward is five products: fused operators keep no scores, so that they compute query x key again, and then
-the gradients of the probabilities, of value, of query and of key (Dao et al., "FlashAttention", NeurIPS 2022, algorithm
-4). This holds for flash, cuDNN's and memory-efficient attention on a GPU, and for flash attention on a CPU. In forward
-it is two products. A causal mask halves nothing. Attention by the math path is matrix products, and counted as such.
+Attention is two products in forward, and four in backward: the gradients of the probabilities, of value, of query and of
+key. Fused operators keep no scores and compute query x key again (Dao et al., "FlashAttention", NeurIPS 2022, algorithm
+4); what is computed again is not the model's own work, so that MFU leaves it out (Chowdhery et al., "PaLM", 2022,
+appendix B). This holds for flash, cuDNN's and memory-efficient attention on a GPU, and for flash attention on a CPU. A
+causal mask halves nothing. Attention by the math path is matrix products, and counted as such.
 """
 
 from __future__ import annotations

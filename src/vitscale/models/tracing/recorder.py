@@ -93,7 +93,10 @@ class Recorder(TorchDispatchMode):
         self.attempted: str | None = None
         """The operation that has begun and not returned; after an error the one that raised it."""
         self._parameters = {_address(parameter): name for name, parameter in model.named_parameters()}
-        self._existing = {*self._parameters, *map(_address, model.buffers()), *map(_address, inputs)}
+        existing = [*model.parameters(), *model.buffers(), *inputs]
+        self._existing_storages = [tensor.untyped_storage() for tensor in existing]
+        """Held, so that none of their addresses comes back where a model replaces a buffer."""
+        self._existing = {*map(_address, existing)}
         self._numbers: dict[int, int] = {}
         """Address of a living storage -> its index among the storages of the recording."""
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -143,9 +146,10 @@ class Recorder(TorchDispatchMode):
         name = func.overloadpacket.__name__
         self.attempted = name
         part = self._current_part()
-        output = func(*args, **(kwargs or {}))
+        options = dict(kwargs or {})
+        output = func(*args, **options)
         if not self._is_backward:
-            self._note_parameters(args, part)
+            self._note_parameters([*args, *options.values()], part)
         flops = operation_flops(name, args, output)
         self.recording.operations.append(Operation(name, part, self._is_backward, self._is_recomputing, flops))
         for tensor in _tensors(output):

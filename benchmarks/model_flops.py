@@ -35,22 +35,23 @@ BATCH_NORM_MACS, LAYER_NORM_MACS = 2, 5
 """What timm's counter adds for each element."""
 IMAGES = 2
 
-TIMM = """
-    vit_base_patch16_224 vit_small_patch32_224 deit_tiny_patch16_224 deit3_small_patch16_224
-    deit_tiny_distilled_patch16_224 beitv2_base_patch16_224 swin_tiny_patch4_window7_224 swin_s3_tiny_224
-    swinv2_tiny_window8_256 swinv2_cr_tiny_ns_224 convnext_tiny convnext_atto convnextv2_nano resnet18 resnet50
-    resnext50_32x4d seresnet50 wide_resnet50_2 ecaresnet26t resnetv2_50 efficientnet_b0 tf_efficientnetv2_b0
-    mobilenetv3_large_100 mobilenetv2_100 mnasnet_100 ghostnet_100 regnetx_008 regnety_016 cait_xxs24_224
-    xcit_tiny_12_p16_224 xcit_nano_12_p8_224 mobilevit_s mobilevitv2_100 maxvit_tiny_tf_224 coatnet_0_rw_224
-    maxxvit_rmlp_nano_rw_256 davit_tiny edgenext_small volo_d1_224 levit_128 pvt_v2_b0 twins_svt_small
-    twins_pcpvt_small crossvit_tiny_240 mixer_b16_224 gmlp_s16_224 resmlp_12_224 fastvit_t8 efficientformer_l1
-    efficientformerv2_s0 nest_tiny poolformer_s12 poolformerv2_s12 inception_next_tiny tnt_s_patch16_224
-    visformer_tiny gcvit_xxtiny vgg11 densenet121 darknet53 hrnet_w18_small dla34 inception_v3 inception_v4
-    xception41 coat_tiny convit_tiny pit_ti_224 focalnet_tiny_srf repvgg_a2 res2net50_26w_4s rexnet_100
-    hardcorenas_a vit_tiny_r_s16_p8_224 eva02_tiny_patch14_336 hiera_tiny_224 tiny_vit_5m_224 efficientvit_b0
-    repvit_m1 mobilenetv4_conv_small vit_small_patch14_dinov2 convmixer_768_32 sequencer2d_s dm_nfnet_f0
-    cs3darknet_m
-""".split()
+_TIMM_NAMES = """
+vit_base_patch16_224 vit_small_patch32_224 deit_tiny_patch16_224 deit3_small_patch16_224
+deit_tiny_distilled_patch16_224 beitv2_base_patch16_224 swin_tiny_patch4_window7_224 swin_s3_tiny_224
+swinv2_tiny_window8_256 swinv2_cr_tiny_ns_224 convnext_tiny convnext_atto convnextv2_nano resnet18 resnet50
+resnext50_32x4d seresnet50 wide_resnet50_2 ecaresnet26t resnetv2_50 efficientnet_b0 tf_efficientnetv2_b0
+mobilenetv3_large_100 mobilenetv2_100 mnasnet_100 ghostnet_100 regnetx_008 regnety_016 cait_xxs24_224
+xcit_tiny_12_p16_224 xcit_nano_12_p8_224 mobilevit_s mobilevitv2_100 maxvit_tiny_tf_224 coatnet_0_rw_224
+maxxvit_rmlp_nano_rw_256 davit_tiny edgenext_small volo_d1_224 levit_128 pvt_v2_b0 twins_svt_small
+twins_pcpvt_small crossvit_tiny_240 mixer_b16_224 gmlp_s16_224 resmlp_12_224 fastvit_t8 efficientformer_l1
+efficientformerv2_s0 nest_tiny poolformer_s12 poolformerv2_s12 inception_next_tiny tnt_s_patch16_224
+visformer_tiny gcvit_xxtiny vgg11 densenet121 darknet53 hrnet_w18_small dla34 inception_v3 inception_v4
+xception41 coat_tiny convit_tiny pit_ti_224 focalnet_tiny_srf repvgg_a2 res2net50_26w_4s rexnet_100
+hardcorenas_a vit_tiny_r_s16_p8_224 eva02_tiny_patch14_336 hiera_tiny_224 tiny_vit_5m_224 efficientvit_b0
+repvit_m1 mobilenetv4_conv_small vit_small_patch14_dinov2 convmixer_768_32 sequencer2d_s dm_nfnet_f0
+cs3darknet_m
+"""
+TIMM = _TIMM_NAMES.split()
 """Models of timm, at least one of each family that its table has."""
 
 

@@ -26,16 +26,14 @@ from vitscale.base.interpreter import python_module
 from vitscale.engines.trace_requests import needs_card, trace_request
 from vitscale.errors import RequestError, VitscaleError, printable, shown
 from vitscale.trial.known_models import KNOWN_MODELS
-from vitscale.trial.model_card import ModelCard, TraceRequest
+from vitscale.trial.model_card import TRACER_VERSION, ModelCard, TraceRequest
 from vitscale.trial.trial import Trial
 
 _TRACER_MODULE = "vitscale.models.tracing"
 _BUILDERS = ("torch", "transformers", "timm", "torchvision")
 """Libraries whose versions may change what a model is."""
-_TRACER_VERSION = "1"
-"""Raised when a card of an earlier tracer must not be used any more."""
 _LONGEST_TRACE_SECONDS = 120
-"""Of a core, and by the clock."""
+"""Limit of a trace, of a core's time and by the clock."""
 _MOST_TRACE_MEMORY_BYTES = 8 << 30
 _PROCESSES = 2
 """Processes that trace side by side; each takes one core."""
@@ -93,7 +91,7 @@ def _take_from_cache(request: TraceRequest) -> bool:
 
 def _cached_path(request: TraceRequest) -> Path:
     """Return where a request's card is cached; the name covers everything that the card depends on."""
-    versions = versions_of(_BUILDERS) | {"tracer": _TRACER_VERSION}
+    versions = versions_of(_BUILDERS) | {"tracer": TRACER_VERSION}
     identity = json.dumps({"request": request.model_dump(mode="json"), "versions": versions}, sort_keys=True)
     digest = hashlib.sha256(identity.encode()).hexdigest()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

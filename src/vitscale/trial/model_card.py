@@ -18,6 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from vitscale.trial.model_spec import ModelSpec
 
 ComputeDtype = Literal["fp32", "bf16", "fp16"]
+TRACER_VERSION = "1"
+"""Raised with every change of what a trace counts, so that cards of before are made anew."""
 
 
 class PerImage(NamedTuple):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from models.tracing.real_steps import configured
+from models.tracing.real_steps import VIT, configured, named
 from vitscale.models.tracing import trace
 from vitscale.models.tracing.recorder import Recorder, Recording
 from vitscale.trial.model_card import TraceRequest
@@ -76,6 +76,11 @@ def test_products_count_a_multiplication_and_an_addition_each() -> None:
         Products()(images)
     batched, matrix_vector, vectors = 2 * 5 * 3 * 4 * 6, 2 * 3 * 4, 2 * 4
     assert flops(recorder.recording, backward=False) == 3 * batched + 2 * matrix_vector + vectors
+
+
+def test_what_fused_attention_computes_again_is_not_the_model_s_own_work() -> None:
+    card = trace(TraceRequest(model=named(VIT), device="cuda", autocast_dtype="bf16"))
+    assert card.backward_flops["attention"].of(8) == 2 * card.forward_flops["attention"].of(8)
 
 
 def test_backward_of_a_convnext_is_two_forwards(tmp_path: Path) -> None:

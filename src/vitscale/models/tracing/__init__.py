@@ -5,6 +5,6 @@ its own, with bounds on memory and time.
 """
 
 from vitscale.models.tracing.errors import TraceError
-from vitscale.models.tracing.tracer import TRACER_VERSION, trace
+from vitscale.models.tracing.tracer import trace
 
-__all__ = ["TRACER_VERSION", "TraceError", "trace"]
+__all__ = ["TraceError", "trace"]

@@ -11,7 +11,7 @@ from torch import nn
 from vitscale.models.tracing.errors import TraceError
 from vitscale.models.tracing.lines import line, upper_envelope
 from vitscale.models.tracing.passes import AFTER_BLOCKS, BETWEEN_BLOCKS, LOSS
-from vitscale.models.tracing.recorder import Operation, Recording
+from vitscale.models.tracing.recorder import TracedOperation, Recording
 from vitscale.trial.model_card import CardModule, CardPart, ModelCard, PerImage, TraceRequest
 
 _CAST_MODULES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -173,7 +173,7 @@ def _part_flops(pair: TracePair, part: int) -> PerImage:
     return line(few, many)
 
 
-def _forward_of(recording: Recording, part: int) -> Iterator[Operation]:
+def _forward_of(recording: Recording, part: int) -> Iterator[TracedOperation]:
     for operation in recording.operations:
         if operation.part == part and not operation.is_backward:
             yield operation
@@ -200,9 +200,9 @@ def _recomputed_flops(pair: TracePair) -> PerImage:
     return line(few, many)
 
 
-def _recomputed(recording: Recording) -> Iterator[Operation]:
+def _recomputed(recording: Recording) -> Iterator[TracedOperation]:
     return (operation for operation in recording.operations if operation.is_recomputed)
 
 
-def _sum_of_flops(operations: Iterable[Operation]) -> int:
+def _sum_of_flops(operations: Iterable[TracedOperation]) -> int:
     return sum(operation.flops.flops for operation in operations if operation.flops is not None)

@@ -1,10 +1,10 @@
 """FLOPs of an operation by its arguments: 1 multiply-add is 2 FLOP, and element-wise work is none.
 
-Attention is two products in forward, and four in backward: the gradients of the probabilities, of value, of query and of
-key. Fused operators keep no scores and compute query x key again (Dao et al., "FlashAttention", NeurIPS 2022, algorithm
-4); what is computed again is not the model's own work, so that MFU leaves it out (Chowdhery et al., "PaLM", 2022,
-appendix B). This holds for flash, cuDNN's and memory-efficient attention on a GPU, and for flash attention on a CPU. A
-causal mask halves nothing. Attention by the math path is matrix products, and counted as such.
+Attention is two products in forward, and four in backward: the gradients of the probabilities, of value, of query and
+of key. Fused operators keep no scores and compute query x key again (Dao et al., "FlashAttention", NeurIPS 2022,
+algorithm 4); what is computed again is not the model's own work, so that MFU leaves it out (Chowdhery et al., "PaLM",
+2022, appendix B). This holds for flash, cuDNN's and memory-efficient attention on a GPU, and for flash attention on a
+CPU. A causal mask halves nothing. Attention by the math path is matrix products, and counted as such.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _attention(arguments: tuple[Any, ...], output: Any) -> int:
 def _attention_backward(arguments: tuple[Any, ...], output: Any) -> int:
     del output
     _, query, key, value = arguments[:4]
-    products: int = 3 * query.shape[-1] + 2 * value.shape[-1]
+    products: int = 2 * (query.shape[-1] + value.shape[-1])
     return _scores(query, key) * products
 
 

@@ -25,7 +25,7 @@ from vitscale.models.tracing.flops import OperationFlops, operation_flops
 
 
 @dataclass
-class Part:
+class TracedPart:
     """One stretch of forward: a block, or what lies before, between or behind blocks."""
 
     name: str
@@ -35,7 +35,7 @@ class Part:
     """The autograd number of the first node that its forward makes."""
 
 
-class Operation(NamedTuple):
+class TracedOperation(NamedTuple):
     """One operation, in the order of time."""
 
     name: str
@@ -69,8 +69,8 @@ class Storage:
 class Recording:
     """All that one forward and backward did."""
 
-    parts: list[Part] = field(default_factory=list)
-    operations: list[Operation] = field(default_factory=list)
+    parts: list[TracedPart] = field(default_factory=list)
+    operations: list[TracedOperation] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
     backward_begin: int = 0
     """Index of the first operation of backward."""
@@ -106,7 +106,7 @@ class Recorder(TorchDispatchMode):
 
     def begin_part(self, name: str, block: int) -> None:
         """Begin the forward of another part."""
-        self.recording.parts.append(Part(name, block, first_node=torch._C._autograd._get_sequence_nr()))
+        self.recording.parts.append(TracedPart(name, block, first_node=torch._C._autograd._get_sequence_nr()))
         self._part = len(self.recording.parts) - 1
 
     def begin_backward(self) -> None:
@@ -151,7 +151,7 @@ class Recorder(TorchDispatchMode):
         if not self._is_backward:
             self._note_parameters([*args, *options.values()], part)
         flops = operation_flops(name, args, output)
-        self.recording.operations.append(Operation(name, part, self._is_backward, self._is_recomputing, flops))
+        self.recording.operations.append(TracedOperation(name, part, self._is_backward, self._is_recomputing, flops))
         for tensor in _tensors(output):
             self._note_storage(tensor, part)
         self.attempted = None

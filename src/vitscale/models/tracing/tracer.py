@@ -16,10 +16,8 @@ from vitscale.models.tracing.errors import TraceError
 from vitscale.models.tracing.lines import FEW_IMAGES, MANY_IMAGES
 from vitscale.models.tracing.passes import TracedPasses
 from vitscale.models.tracing.recorder import Recording
-from vitscale.trial.model_card import ModelCard, TraceRequest
+from vitscale.trial.model_card import TRACER_VERSION, ModelCard, TraceRequest
 
-TRACER_VERSION = "1"
-"""Raised with every change of what a trace counts, so that cards of before are made anew."""
 _LIBRARIES = ("torch", "transformers", "timm", "torchvision")
 _LONGEST_REASON = 200
 _NO_MODEL_CODE = (str(Path(torch.__file__).parent), str(Path(__file__).parent))

@@ -11,7 +11,7 @@ from torch import nn
 from vitscale.models.tracing.errors import TraceError
 from vitscale.models.tracing.lines import line, upper_envelope
 from vitscale.models.tracing.passes import AFTER_BLOCKS, BETWEEN_BLOCKS, LOSS
-from vitscale.models.tracing.recorder import TracedOperation, Recording
+from vitscale.models.tracing.recorder import Recording, TracedOperation
 from vitscale.trial.model_card import CardModule, CardPart, ModelCard, PerImage, TraceRequest
 
 _CAST_MODULES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

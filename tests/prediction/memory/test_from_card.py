@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from card_factory import CLASSES, FACTORY, PARAMETERS, make_card, without_blocks
+from card_factory import CLASSES, FACTORY, PARAMETERS, make_card
 from vitscale.prediction.memory import forecast as forecasts
 from vitscale.prediction.memory import from_card
 from vitscale.prediction.memory.forecast import forecast, forecast_bytes, peak_bytes_of_many, unavailable
 from vitscale.prediction.step.messages import messages
 from vitscale.trial import model_cost
 from vitscale.trial.known_models import KnownModels
-from vitscale.trial.model_card import ModelCard
 from vitscale.trial.model_spec import resolve
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 

@@ -154,9 +154,7 @@ class Probe:
             return
         if model is not None and parameters is None:
             parameters = sum(_elements_of_parameter(parameter) for parameter in model.parameters())
-        self._script_steps.describe(parameters, flops_per_image, precision)
-        if model is not None and flops_per_image is None:
-            self._script_steps.count_flops_of(model)
+        self._script_steps.describe(parameters, flops_per_image, precision, model)
 
 
 def _elements_of_parameter(parameter: Any) -> int:

@@ -321,8 +321,16 @@ class ScriptSteps:
         if not self.done:  # else no step would ever take it
             self._work.add_loss(value)
 
-    def describe(self, parameters: int | None, flops_per_image: float | None, precision: str | None) -> None:
+    def describe(
+        self,
+        parameters: int | None,
+        flops_per_image: float | None,
+        precision: str | None,
+        module: torch.nn.Module | None = None,
+    ) -> None:
         """Takes what is known of the model that is trained; None changes nothing.
+
+        Without `flops_per_image` the FLOPs of `module` are counted.
 
         Raises:
             ValueError: `precision` is not what the trial has.
@@ -340,9 +348,11 @@ class ScriptSteps:
         self._model = self._model.model_copy(update=changes)
         if self._recorder is not None:
             self._log.write(self._model)
+        if module is not None and flops_per_image is None:
+            self._watch_first_call(module)
 
-    def count_flops_of(self, module: torch.nn.Module) -> None:
-        """Has the FLOPs of a module counted at the end, from its first call on; does nothing where it cannot be copied.
+    def _watch_first_call(self, module: torch.nn.Module) -> None:
+        """Has the FLOPs of a module counted at the end, by its first call; does nothing where it cannot be copied.
 
         Ranks compute alike: rank 0 alone counts.
         """

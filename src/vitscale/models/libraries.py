@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vitscale.base.distribution import install_command
 from vitscale.errors import RequestError, shown
 from vitscale.models.hub import check_images, freeze_unused, inflated, interpolated
 from vitscale.trial.library_names import Library, LibraryName
@@ -42,7 +43,7 @@ def build_library(spec: ModelSpec) -> nn.Module:
             model = build(spec, name.model)
     except ModuleNotFoundError as error:
         what = f"model.name {shown(spec.name)} needs {name.library}, which the rank's Python cannot import: {error}"
-        raise RequestError(what, next_step=f"pip install 'vitscale[{name.library}]' there") from error
+        raise RequestError(what, next_step=f"Run there: {install_command(name.library)}") from error
     except RequestError:
         raise
     except Exception as error:  # a library fails with errors of any type

@@ -11,6 +11,7 @@ import re
 from functools import cache
 from pathlib import Path
 
+from vitscale.base.distribution import install_command
 from vitscale.errors import RequestError, shown
 from vitscale.trial.library_names import LIBRARIES, Library, LibraryName
 
@@ -63,8 +64,8 @@ def check_installed(name: LibraryName) -> None:
 
 
 def install_step(library: str) -> str:
-    """Return the next step where a library is missing: "pip install 'vitscale[timm]'"."""
-    return f"pip install 'vitscale[{library}]'"
+    """Return the next step where a library is missing."""
+    return f"Run {install_command(library)}"
 
 
 def _nearest(model: str, models: frozenset[str]) -> list[str]:

@@ -437,6 +437,32 @@ def as_table(rows: list[dict[str, Any]], device: str) -> str:
     return "\n".join(text)
 
 
+def as_table_by_model(rows: list[dict[str, Any]], device: str) -> str:
+    """One row per model in Markdown: the lowest and the highest forecast / measured among its configurations."""
+    import torch
+
+    said = ", ".join(f"{name} {version(name)}" for name in ("torch", "deepspeed", "transformers", "accelerate"))
+    where = torch.cuda.get_device_name(0) if device == "cuda" else "CPU, gloo"
+    text = [
+        f"{said}; {where}. {summary(rows)}",
+        "",
+        "| model | configurations | lowest forecast / measured | highest |",
+        "| --- | --: | --- | --- |",
+    ]
+    rows_by_model: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        rows_by_model.setdefault(row["variant"], []).append(row)
+    for model, own_rows in rows_by_model.items():
+        ratios = [(row["forecast_bytes"] / row["step_bytes"], row) for row in own_rows if row.get("forecast_bytes")]
+        if not ratios:
+            continue
+        ends = []
+        for ratio, row in (min(ratios, key=lambda item: item[0]), max(ratios, key=lambda item: item[0])):
+            ends.append(f"{ratio:.3f} ({row['engine']}, {row['ranks']} rank{'s' * (row['ranks'] > 1)})")
+        text.append(f"| {model.removeprefix('traced ')} | {len(ratios)} | {ends[0]} | {ends[1]} |")
+    return "\n".join(text)
+
+
 def _cell(row: dict[str, Any] | None) -> str:
     if row is None:
         return ""
@@ -479,6 +505,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=STEPS_ON_GLOO, help="that are watched with several ranks on gloo")
     parser.add_argument("--json", action="store_true", help="one object per line instead of the table")
     parser.add_argument("--rows", type=Path, help="a file that keeps what is measured; its rows are not measured again")
+    parser.add_argument("--by-model", action="store_true", help="one row for each model, with its extreme forecasts")
     parser.add_argument("--write", type=Path, help="a document with the table's markers")
     parser.add_argument("--mark", default="memory table", help="the text of these markers")
     parser.add_argument("--be-ranks", action="store_true", help=argparse.SUPPRESS)
@@ -501,7 +528,7 @@ def main() -> int:
         print("\n".join(map(json.dumps, rows)))
         return 0
     rows.sort(key=lambda row: [(e, v) for e, v, _ in configurations()].index((row["engine"], row["variant"])))
-    table = as_table(rows, options.device)
+    table = (as_table_by_model if options.by_model else as_table)(rows, options.device)
     print(table)
     if options.write:
         write_between(options.write, options.mark, f"\n{table}\n")

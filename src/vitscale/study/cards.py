@@ -126,15 +126,17 @@ def _trace_all(requests: Sequence[TraceRequest], import_folders: Sequence[str]) 
 
 
 def _trace_in_turn(requests: Sequence[TraceRequest], import_folders: Sequence[str]) -> None:
-    """Trace models one after the other in one process; in another one from where it ends before its time."""
+    """Trace models one after the other in one process; where a model ends it, those behind it in another one."""
     remaining = list(requests)
     while remaining:
         answers = _answers(remaining, import_folders)
+        answer_count = len(answers.lines)
         for request, line in zip(remaining, answers.lines, strict=False):
             _take_answer(request, line)
-        if len(answers.lines) < len(remaining):
-            KNOWN_MODELS.put_reason(remaining[len(answers.lines)], answers.end_reason)
-        remaining = remaining[len(answers.lines) + 1 :]
+        if answer_count < len(remaining):
+            ended_the_process = remaining[answer_count]
+            KNOWN_MODELS.put_reason(ended_the_process, answers.end_reason)
+        remaining = remaining[answer_count + 1 :]  # the request that ended the process is not tried again
 
 
 class _Answers(NamedTuple):
@@ -154,11 +156,11 @@ def _answers(requests: Sequence[TraceRequest], import_folders: Sequence[str]) ->
         f"--cpu-seconds={_LONGEST_TRACE_SECONDS}",
         *(f"--import-folder={folder}" for folder in import_folders),
     )
-    lines = "".join(f"{request.model_dump_json()}\n" for request in requests)
+    request_lines = "".join(f"{request.model_dump_json()}\n" for request in requests)
     seconds = _LONGEST_TRACE_SECONDS * len(requests)
     try:
         process = subprocess.run(
-            argv, input=lines.encode(), capture_output=True, timeout=seconds, check=False, start_new_session=True
+            argv, input=request_lines.encode(), capture_output=True, timeout=seconds, check=False, start_new_session=True
         )
     except subprocess.TimeoutExpired as error:
         return _Answers(_whole_lines(error.stdout), f"counting this model took longer than {_LONGEST_TRACE_SECONDS} s")
@@ -172,8 +174,8 @@ def _answers(requests: Sequence[TraceRequest], import_folders: Sequence[str]) ->
 
 def _whole_lines(output: bytes | None) -> list[str]:
     """Return the lines of a process's output that are ended by a newline."""
-    whole, _, _ = (output or b"").rpartition(b"\n")
-    return whole.decode(errors="replace").splitlines()
+    ended_lines, _, _ = (output or b"").rpartition(b"\n")
+    return ended_lines.decode(errors="replace").splitlines()
 
 
 def _take_answer(request: TraceRequest, line: str) -> None:

@@ -160,7 +160,12 @@ def _answers(requests: Sequence[TraceRequest], import_folders: Sequence[str]) ->
     seconds = _LONGEST_TRACE_SECONDS * len(requests)
     try:
         process = subprocess.run(
-            argv, input=request_lines.encode(), capture_output=True, timeout=seconds, check=False, start_new_session=True
+            argv,
+            input=request_lines.encode(),
+            capture_output=True,
+            timeout=seconds,
+            check=False,
+            start_new_session=True,
         )
     except subprocess.TimeoutExpired as error:
         return _Answers(_whole_lines(error.stdout), f"counting this model took longer than {_LONGEST_TRACE_SECONDS} s")

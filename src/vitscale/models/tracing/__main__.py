@@ -26,7 +26,6 @@ from typing import NoReturn
 
 from vitscale.base.interpreter import append_to_search_path
 
-
 _STANDARD_OUTPUT = 1
 _STANDARD_ERROR = 2
 

@@ -12,7 +12,7 @@ own switch for the target device is set too, the kernels heed it, and "meta" sta
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
 
@@ -52,7 +52,7 @@ class EmulatedAutocast:
         try:
             fallback.fallback(torch.library.fallthrough_kernel, _KEY)
             for name, cast_class in CAST_CLASSES[self._device].items():
-                if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", _DEVICE_KEYS[self._device]):
+                if self._is_cast_by_torch(name):
                     kernel = _Kernel(name, cast_class=cast_class, device=self._device, caster=self._caster)
                     library.impl(name, kernel.call, _KEY)
             yield
@@ -60,16 +60,24 @@ class EmulatedAutocast:
             library._destroy()
             fallback._destroy()
 
+    def _is_cast_by_torch(self, name: str) -> bool:
+        """Whether the torch at hand has an autocast kernel of the operation for this device."""
+        return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", _DEVICE_KEYS[self._device])
+
     @contextmanager
     def active(self) -> Iterator[None]:
-        """The context of a forward, or of a part of it that is computed again in backward."""
+        """The context of a forward, or of a part of it that is computed again in backward.
+
+        Such contexts may lie in each other; casts of weights are shared until the outermost ends.
+        """
         self._depth += 1
         try:
-            with ExitStack() as stack:
-                stack.enter_context(_switched_on(_KEY_DEVICE, self._dtype))
-                stack.enter_context(_switched_on(self._device, self._dtype))
-                stack.enter_context(torch._C._IncludeDispatchKeyGuard(_dispatch_key()))
-                stack.enter_context(on_meta(self._dtype))
+            with (
+                _switched_on(_KEY_DEVICE, self._dtype),  # until then torch leaves the kernels' key out
+                torch._C._IncludeDispatchKeyGuard(_dispatch_key()),  # meta tensors have the key from here on
+                _switched_on(self._device, self._dtype),  # models and the kernels ask for this one
+                on_meta(self._dtype),
+            ):
                 yield
         finally:
             self._depth -= 1

@@ -177,7 +177,7 @@ class Recorder(TorchDispatchMode):
         """
         if not self._is_backward:
             return self._part
-        node = torch._C._current_autograd_node()
+        node: Any = torch._C._current_autograd_node()  # None outside of nodes, which torch's stubs leave out
         if node is None:
             return self._part
         node_number = node._sequence_nr()

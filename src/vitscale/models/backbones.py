@@ -123,9 +123,10 @@ def upernet_configuration(config: Any, *, classes: int, auxiliary_head: bool) ->
 
 def set_four_maps(config: Any) -> None:
     """Let BEiT's own UperNet take four blocks, where the configuration names none."""
-    has_own_upernet = config.model_type in ("beit", "data2vec-vision")
+    if config.model_type not in ("beit", "data2vec-vision"):
+        return
     names_four_blocks = len(config.out_indices or ()) == _UPERNET_MAPS
-    if has_own_upernet and not names_four_blocks:
+    if not names_four_blocks:
         config.out_indices = [number - 1 for number in _four_block_numbers(config.num_hidden_layers)]
 
 

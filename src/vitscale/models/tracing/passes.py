@@ -127,9 +127,8 @@ class TracedPasses:
         classes = self._request.model.num_classes
         image_count = labels.shape[0]
         dimensions = 2 if labels.ndim == 1 else 4
-        has_shape = logits.ndim == dimensions and logits.shape[0] == image_count
-        has_classes = classes is None or logits.shape[1] == classes
-        if not (has_shape and has_classes):
+        has_shape = logits.shape[0] == image_count and logits.ndim == dimensions
+        if not has_shape or (classes is not None and logits.shape[1] != classes):
             output = f"the model gives {tuple(logits.shape)} for {image_count} images"
             raise TraceError(f"{output}, and {classes} classes are trained")
 

@@ -17,6 +17,13 @@ def _module(name: str, *shapes: tuple[int, ...]) -> CardModule:
     return CardModule(name=name, shapes=shapes, is_cast=True)
 
 
+def without_blocks(card: ModelCard) -> ModelCard:
+    """The same weights in one part, as of a model without repeated blocks."""
+    modules = tuple(module for part in card.parts for module in part.modules)
+    whole = CardPart(name="before the blocks", block=0, modules=modules, kept=PerImage(16, 550))
+    return card.model_copy(update={"parts": (whole, card.parts[-1])})
+
+
 def make_card(model: ModelSpec = FACTORY, **request: Any) -> ModelCard:
     """A stem of 4*3*2*2 + 4 = 52 weights, two blocks of 4*4 = 16, a head of 3*4 + 3 = 15.
 

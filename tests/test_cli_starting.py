@@ -154,7 +154,7 @@ def test_a_study_in_another_folder_finds_the_hostfile_of_this_one(
     [
         (["--engine", "fsdp"], 'Write engine = "fsdp2"'),
         (["--data", "imagenet"], 'Write name = "folder" with root'),
-        (["--model", "vit_base_patch16_224"], 'Write name = "vit-b16"'),
+        (["--model", "vit_base_patch16_224"], 'Write name = "timm/vit_base_patch16_224" or "vit-b16"'),
         (["--gpus", "none"], "--gpus: 'none' is no rank count"),
         (["-o", "-"], "-o - names no file"),
         (["--root", "."], "--root is given, and images of digits are in no folder. Add --data folder."),

@@ -22,6 +22,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
+from typing_extensions import override
 
 from forks import prepared_here
 from study_factory import expanded
@@ -615,6 +616,44 @@ def test_what_is_described_is_recorded_and_another_precision_refused(tmp_path: P
     model = loop.record().model
     assert model is not None
     assert (model.parameters, model.flops_per_image, model.train_samples) == (20, 120, 40)
+
+
+def test_the_flops_of_a_described_module_are_counted_from_its_first_call(tmp_path: Path) -> None:
+    """Layers of 3 x 5 and 5 x 2: the first needs no gradient of its input. 12 rows in batches of 4."""
+    loop = Loop(tmp_path, steps=2)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2))
+    loop.probe.describe(model)
+    while not loop.probe.done:
+        with loop.probe.step(images=4):
+            model(torch.zeros(4, 3)).sum().backward()
+    described = loop.record().model
+    assert described is not None
+    assert described.parameters == 3 * 5 + 5 + 5 * 2 + 2
+    assert described.flops_per_image == 2 * (2 * 3 * 5 + 3 * 5 * 2)
+    assert not model._forward_pre_hooks
+
+
+class Reading(torch.nn.Linear):
+    """It reads a value, which a meta tensor does not have."""
+
+    @override
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images) * float(images.sum() == 0)
+
+
+def test_a_module_that_cannot_be_counted_is_measured_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop = Loop(tmp_path, steps=2)
+    model = Reading(3, 5)
+    loop.probe.describe(model)
+    while not loop.probe.done:
+        with loop.probe.step(images=4):
+            model(torch.zeros(4, 3)).sum().backward()
+    described = loop.record().model
+    assert described is not None
+    assert (described.parameters, described.flops_per_image) == (20, None)
+    assert "vitscale: the model's FLOPs are not counted" in capsys.readouterr().err
 
 
 def test_an_end_before_enough_is_measured_is_an_error(tmp_path: Path) -> None:

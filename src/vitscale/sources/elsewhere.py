@@ -9,9 +9,7 @@ from typing import NamedTuple
 from vitscale import sources
 from vitscale.errors import RequestError, shown
 from vitscale.present.units import counted
-from vitscale.sources import cifar
 from vitscale.sources.base import Summary
-from vitscale.sources.scenes import SCENE_CHANNELS
 from vitscale.trial.trial import DataSpec
 
 
@@ -52,6 +50,10 @@ def check_or_expect(spec: DataSpec) -> Summary:
 
 def _expected(spec: DataSpec) -> Summary | None:
     """Return the numbers of images that are not here; None where they are not known."""
+    # Both import libraries that a plan of images which are here does without.
+    from vitscale.sources import cifar
+    from vitscale.sources.scenes import SCENE_CHANNELS
+
     archives = {archive.name: archive for archive in (cifar.CIFAR10, cifar.CIFAR100)}
     archive = archives.get(spec.name)
     if archive is not None:

@@ -149,7 +149,8 @@ class ModelLine(RankLine):
     train_samples: int | None
     held_out_samples: int | None
     flops_per_image: Count | None = None
-    """FLOPs of training, as a user's own script tells them; null for models that are known here."""
+    """FLOPs of training one image, as a user's own script states them, or as they were counted of the module that it
+    describes; null for models that are known here."""
 
 
 class ExplainedLine(RankLine):

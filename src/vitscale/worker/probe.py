@@ -140,9 +140,11 @@ class Probe:
         """Describes what is trained. What is left out stays unknown, and so do the MFU and the volumes that need it.
 
         Args:
-            model: the model before it is sharded; its parameters are counted.
+            model: the model before it is sharded; its parameters are counted, and so are its FLOPs, where a copy of it
+                on meta tensors can run.
             parameters: number of parameters, in place of `model`.
-            flops_per_image: FLOPs of training on one image, forward and backward (1 MAC = 2 FLOP).
+            flops_per_image: FLOPs of training on one image, forward and backward (1 MAC = 2 FLOP), in place of those
+                of `model`.
             precision: precision by the study's name ("bf16").
 
         Raises:
@@ -152,7 +154,7 @@ class Probe:
             return
         if model is not None and parameters is None:
             parameters = sum(_elements_of_parameter(parameter) for parameter in model.parameters())
-        self._script_steps.describe(parameters, flops_per_image, precision)
+        self._script_steps.describe(parameters, flops_per_image, precision, model)
 
 
 def _elements_of_parameter(parameter: Any) -> int:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum, auto
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -29,6 +29,9 @@ from vitscale.worker.environment import start_line
 from vitscale.worker.rank_process import RankInfo
 from vitscale.worker.recorder import StepRecorder
 from vitscale.worker.script_arguments import SCRIPT_PHASES, ScriptPhase, images_in_batch
+
+if TYPE_CHECKING:
+    from vitscale.models.tracing.user_module import UserModule
 
 _UNNAMED = "the script does not name this phase of its steps: probe.phase({phase!r})"
 _NO_BATCH: Any = object()
@@ -176,6 +179,8 @@ class ScriptSteps:
         self._steps_dropped_by_pauses = 0
         self._steps_dropped_by_breaks = 0
         """Steps whose optimizer had not stepped when the script left its loop over batches."""
+        self._user_module: UserModule | None = None
+        """The model that the script has described, without its FLOPs."""
         self._late_error: Exception | None = None
         """Error of a step that ended where nothing can be raised."""
         self._model = ModelLine(
@@ -316,8 +321,16 @@ class ScriptSteps:
         if not self.done:  # else no step would ever take it
             self._work.add_loss(value)
 
-    def describe(self, parameters: int | None, flops_per_image: float | None, precision: str | None) -> None:
+    def describe(
+        self,
+        parameters: int | None,
+        flops_per_image: float | None,
+        precision: str | None,
+        module: torch.nn.Module | None = None,
+    ) -> None:
         """Takes what is known of the model that is trained; None changes nothing.
+
+        Without `flops_per_image` the FLOPs of `module` are counted.
 
         Raises:
             ValueError: `precision` is not what the trial has.
@@ -334,6 +347,35 @@ class ScriptSteps:
             changes["flops_per_image"] = round(flops_per_image)
         self._model = self._model.model_copy(update=changes)
         if self._recorder is not None:
+            self._log.write(self._model)
+        if module is not None and flops_per_image is None:
+            self._watch_first_call(module)
+
+    def _watch_first_call(self, module: torch.nn.Module) -> None:
+        """Has the FLOPs of a module counted at the end, by its first call; does nothing where it cannot be copied.
+
+        Ranks compute alike: rank 0 alone counts.
+        """
+        if self._rank.rank != 0:
+            return
+        from vitscale.models.tracing.user_module import UserModule  # only scripts that describe a module need it
+
+        try:
+            self._user_module = UserModule(module)
+        except Exception as error:  # a user's module may be of any kind
+            print(f"vitscale: the model's FLOPs are not counted: {type(error).__name__}: {error}", file=sys.stderr)
+
+    def _record_flops_of_module(self) -> None:
+        """Writes the FLOPs of the described module, where it was called and can run on meta tensors."""
+        if self._user_module is None or self._model.flops_per_image is not None:
+            return
+        try:
+            flops = self._user_module.training_flops_per_image()
+        except Exception as error:  # a user's module may raise anything
+            print(f"vitscale: the model's FLOPs are not counted: {type(error).__name__}: {error}", file=sys.stderr)
+            return
+        if flops:
+            self._model = self._model.model_copy(update={"flops_per_image": flops})
             self._log.write(self._model)
 
     # One step
@@ -546,6 +588,7 @@ class ScriptSteps:
         rate = measured_matmul(device_of(self._header), self._trial.train.precision)
         if rate is not None:
             self._log.write(rate)
+        self._record_flops_of_module()
 
     def _advice_for_more_steps(self, step_limit: int) -> str:
         """Returns the end of a message: how to get to `step_limit` steps."""

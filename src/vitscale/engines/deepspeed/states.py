@@ -201,7 +201,8 @@ def _gathered_on_use(trial: Trial, shapes: ParameterShapes, settings: ZeroSettin
     large_bytes = large.model * element_bytes
     is_copied_by_gloo = trial.train.device == "cpu" and arriving_bytes < large_bytes
     block_bytes = large.largest_block * element_bytes
-    blocks = shapes.blocks[1].repeats  # the first of `shapes.blocks` is what lies before the repeated ones
+    has_repeated_blocks = len(shapes.blocks) > 1  # the first of `shapes.blocks` is what lies before them
+    blocks = shapes.blocks[1].repeats if has_repeated_blocks else 0
     return _GatheredOnUse(
         forward={
             "gathered weights": large_bytes + arriving_bytes,

@@ -10,22 +10,34 @@ from vitscale.trial.trial import Trial
 
 
 def needs_card(trial: Trial) -> bool:
-    """Whether a trial's counts come from a card: no formula counts its model, or not under autocast on a GPU.
-
-    A script builds its own model, and an imported log does not say which model it was: these have no card.
+    """Whether the counts of a trial come from a card of its model, because no formula gives them.
 
     Raises:
         ValueError: the model was never resolved.
         VitscaleError: the configuration of its model is gone.
     """
-    if trial.model.unknown or trial.train.script is not None:
-        return False
+    builds_own_model = trial.train.script is not None
+    is_unknown_model = trial.model.unknown  # of an imported log that does not say which model it was
+    if builds_own_model or is_unknown_model:
+        return False  # nobody but the training itself can build the model, to trace it
     if not has_formula(trial.model):
         return True
-    if trial.parallel.ranks_per_model > 1:
-        return False
-    is_plain_vit = vit_shape(trial.model) is not None and trial.model.task == "classification"
-    return trial.train.device == "cuda" and is_autocast(trial) and not is_plain_vit
+    return not _formula_holds(trial) and not _is_split(trial)
+
+
+def _formula_holds(trial: Trial) -> bool:
+    """Whether the formula of the trial's model counts what is kept in its precision and on its device.
+
+    What autocast keeps on a GPU has a formula for ViTs that classify, and for no Swin and no UperNet.
+    """
+    if trial.train.device != "cuda" or not is_autocast(trial):
+        return True
+    return vit_shape(trial.model) is not None and trial.model.task == "classification"
+
+
+def _is_split(trial: Trial) -> bool:
+    """Whether ranks share one copy of the model. A card counts a whole model, and not a rank's share of it."""
+    return trial.parallel.ranks_per_model > 1
 
 
 def is_autocast(trial: Trial) -> bool:

@@ -47,7 +47,10 @@ def pooled(output: Any) -> Tensor:
     hidden = getattr(output, "last_hidden_state", None)
     if not isinstance(hidden, Tensor):
         raise TypeError(f"the backbone returned {type(output).__name__} without pooler_output and last_hidden_state")
-    return hidden.mean(dim=1) if hidden.ndim == 3 else hidden.flatten(2).mean(dim=2)
+    if hidden.ndim == 3:
+        return hidden.mean(dim=1)
+    pixels = hidden.flatten(2)  # [b, h, height * width]
+    return pixels.mean(dim=2)
 
 
 def vision_configuration(config: Any) -> Any:
@@ -57,28 +60,33 @@ def vision_configuration(config: Any) -> Any:
 
 def backbone_class(config: Any) -> type[nn.Module] | None:
     """Return the class of transformers that builds a vision tower of this configuration; None where there is none."""
-    mapping = quiet_transformers().AutoModel._model_mapping
-    if type(config) in mapping:
-        model_class: type[nn.Module] | tuple[type[nn.Module], ...] = mapping[type(config)]
-        return model_class[0] if isinstance(model_class, tuple) else model_class
-    return _unlisted_tower(type(config))
+    config_class = type(config)
+    classes_by_config = quiet_transformers().AutoModel._model_mapping
+    if config_class not in classes_by_config:
+        return _unlisted_backbone_class(config_class)
+    model_class: type[nn.Module] | tuple[type[nn.Module], ...] = classes_by_config[config_class]
+    return model_class[0] if isinstance(model_class, tuple) else model_class
 
 
-def _unlisted_tower(configuration: type) -> type[nn.Module] | None:
-    """Return the model that takes images, of a configuration that transformers' own table leaves out."""
-    module_name = configuration.__module__.replace(".configuration_", ".modeling_")
+def _unlisted_backbone_class(config_class: type) -> type[nn.Module] | None:
+    """Return the class that takes images, of a configuration that transformers' own table leaves out.
+
+    It is searched in the module beside the configuration's: `modeling_clip` beside `configuration_clip`.
+    """
+    module_name = config_class.__module__.replace(".configuration_", ".modeling_")
     if not module_name.startswith("transformers."):
         return None
     module = importlib.import_module(module_name)
     for _, model_class in inspect.getmembers(module, inspect.isclass):
+        has_this_configuration = getattr(model_class, "config_class", None) is config_class
         takes_images = getattr(model_class, "main_input_name", "") == "pixel_values"
-        if getattr(model_class, "config_class", None) is configuration and takes_images:
+        if has_this_configuration and takes_images:
             return cast("type[nn.Module]", model_class)
     return None
 
 
 def classifier_on(backbone: nn.Module, *, channels: int, image_size: int, classes: int) -> PooledClassifier:
-    """Return a classifier on a backbone, as wide as what the backbone gives for such images.
+    """Return a classifier on a backbone, as wide as the vectors that the backbone gives for such images.
 
     Raises:
         ValueError: the backbone does not give one vector for each image.
@@ -90,18 +98,24 @@ def classifier_on(backbone: nn.Module, *, channels: int, image_size: int, classe
     return PooledClassifier(backbone, width=vectors.shape[1], classes=classes)
 
 
-_MAPS = 4
+_UPERNET_MAPS = 4
 """Feature maps that UperNet takes."""
 
 
 def upernet_configuration(config: Any, *, classes: int, auxiliary_head: bool) -> Any:
-    """Return the configuration of UperNet on a backbone: on its last four stages, or on four of a ViT's blocks."""
+    """Return the configuration of UperNet on a backbone: on its last four stages, or on four of a ViT's blocks.
+
+    Args:
+        config: the backbone's configuration; its `out_features` are set in place.
+        classes: number of classes of the labels.
+        auxiliary_head: whether a second head is trained beside UperNet's own.
+    """
     stages = [name for name in config.stage_names if name != "stem"]
-    is_plain = len(stages) > _MAPS + 1  # each block of a ViT is a stage
-    if is_plain:
-        config.out_features = [stages[block - 1] for block in _four_blocks(len(stages))]
+    is_vit = len(stages) > _UPERNET_MAPS + 1  # transformers calls each block of a ViT a stage
+    if is_vit:
+        config.out_features = [stages[number - 1] for number in _four_block_numbers(len(stages))]
     else:
-        config.out_features = stages[-_MAPS:]
+        config.out_features = stages[-_UPERNET_MAPS:]
     return quiet_transformers().UperNetConfig(
         backbone_config=config, use_auxiliary_head=auxiliary_head, num_labels=classes
     )
@@ -109,10 +123,13 @@ def upernet_configuration(config: Any, *, classes: int, auxiliary_head: bool) ->
 
 def set_four_maps(config: Any) -> None:
     """Let BEiT's own UperNet take four blocks, where the configuration names none."""
-    if config.model_type in ("beit", "data2vec-vision") and len(config.out_indices or ()) != _MAPS:
-        config.out_indices = [block - 1 for block in _four_blocks(config.num_hidden_layers)]
+    if config.model_type not in ("beit", "data2vec-vision"):
+        return
+    names_four_blocks = len(config.out_indices or ()) == _UPERNET_MAPS
+    if not names_four_blocks:
+        config.out_indices = [number - 1 for number in _four_block_numbers(config.num_hidden_layers)]
 
 
-def _four_blocks(blocks: int) -> list[int]:
-    """Return the numbers of four blocks at even distances, the last one included: 3, 6, 9 and 12 of 12."""
-    return [blocks * part // _MAPS for part in range(1, _MAPS + 1)]
+def _four_block_numbers(blocks: int) -> list[int]:
+    """Return the numbers, from 1 on, of four blocks at even distances, the last one included: 3, 6, 9, 12 of 12."""
+    return [blocks * quarters // _UPERNET_MAPS for quarters in range(1, _UPERNET_MAPS + 1)]

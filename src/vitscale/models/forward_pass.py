@@ -31,7 +31,8 @@ def forward_once(model: nn.Module, shape: tuple[int, int, int, int]) -> Any:
     try:
         with torch.no_grad():
             try:
-                return functional_call(model, meta_tensors(model), (torch.empty(shape, device="meta"),))
+                images_on_meta = torch.empty(shape, device="meta")
+                return functional_call(model, meta_tensors(model), (images_on_meta,))
             except Exception:  # whatever a foreign forward does not like about meta tensors
                 return model(torch.zeros(shape))
     finally:

@@ -15,7 +15,7 @@ from vitscale.base.distribution import install_command
 from vitscale.errors import RequestError, shown
 from vitscale.trial.library_names import LIBRARIES, Library, LibraryName
 
-_REGISTERED: dict[Library, re.Pattern[str]] = {
+_DECLARATIONS: dict[Library, re.Pattern[str]] = {
     "timm": re.compile(r"^@register_model\ndef (\w+)\(", re.MULTILINE),
     "torchvision": re.compile(r"^@register_model\(\)\n(?:@.*\n)*def (\w+)\(", re.MULTILINE),
 }
@@ -24,16 +24,17 @@ _MOST_SUGGESTIONS = 5
 
 
 def is_installed(library: str) -> bool:
-    """Whether a package can be imported here; it is not."""
+    """Whether a package is there to be imported; it is not imported."""
     return _folder(library) is not None
 
 
 @cache
 def models_of(library: Library) -> frozenset[str]:
     """Return the names of all classifiers that a library has; none where it is not installed."""
+    declaration = _DECLARATIONS[library]
     names: set[str] = set()
-    for text in _sources(library).values():
-        names.update(_REGISTERED[library].findall(text))
+    for source_text in _source_texts(library):
+        names.update(declaration.findall(source_text))
     return frozenset(names)
 
 
@@ -49,14 +50,14 @@ def check_installed(name: LibraryName) -> None:
         RequestError: the library is missing (the next step names what installs it), or has no such model or tag.
     """
     library = name.library
-    what = f"model.name {shown(name.without_tag)}"
+    subject = f"model.name {shown(name.without_tag)}"
     if not is_installed(library):
-        raise RequestError(f"{what} needs {library}, which is not installed", next_step=install_step(library))
+        raise RequestError(f"{subject} needs {library}, which is not installed", next_step=install_step(library))
     models = models_of(library)
     if name.model not in models:
         raise RequestError(
-            f"{what}: the installed {library} has no model {shown(name.model)}",
-            valid=[f"{library}/{model}" for model in _nearest(name.model, models)],
+            f"{subject}: the installed {library} has no model {shown(name.model)}",
+            valid=[f"{library}/{model}" for model in _nearest_names(name.model, models)],
             next_step=f"Correct the name; the installed {library} has {len(models):,} classifiers",
         )
     if name.tag:
@@ -68,10 +69,11 @@ def install_step(library: str) -> str:
     return f"Run {install_command(library)}"
 
 
-def _nearest(model: str, models: frozenset[str]) -> list[str]:
-    """Return some names like `model`, the nearest first; the first names of all where none is like it."""
-    close = difflib.get_close_matches(model, sorted(models), n=_MOST_SUGGESTIONS)
-    return close or sorted(models)[:_MOST_SUGGESTIONS]
+def _nearest_names(model: str, models: frozenset[str]) -> list[str]:
+    """Return some names like `model`, the nearest first; the first ones of the alphabet where none is like it."""
+    sorted_names = sorted(models)
+    like_names = difflib.get_close_matches(model, sorted_names, n=_MOST_SUGGESTIONS)
+    return like_names or sorted_names[:_MOST_SUGGESTIONS]
 
 
 def _check_tag(name: LibraryName) -> None:
@@ -79,10 +81,9 @@ def _check_tag(name: LibraryName) -> None:
     tags = _tags(name)
     if name.tag in tags:
         return
-    tagged = [f"{name.without_tag}.{tag}" for tag in tags]
     raise RequestError(
         f"model.name: {name.library} knows no weights {shown(name.tag)} of {name.without_tag}",
-        valid=tagged[:_MOST_SUGGESTIONS],
+        valid=[f"{name.without_tag}.{tag}" for tag in tags[:_MOST_SUGGESTIONS]],
         next_step=f'Write name = "{name.without_tag}"; a tag changes nothing in the model',
     )
 
@@ -91,20 +92,22 @@ def _tags(name: LibraryName) -> list[str]:
     """Return the pretrained tags of a model of timm in its source's order; none for torchvision, which has no tags."""
     if name.library != "timm":
         return []
-    key = re.compile(rf"""["']{re.escape(name.model)}\.([\w.]+)\*?["']\s*:""")
+    # A key of a dict; a star marks the default tag: "vit_base_patch16_224.augreg2_in21k_ft_in1k*":
+    tag_pattern = re.compile(rf"""["']{re.escape(name.model)}\.([\w.]+)\*?["']\s*:""")
     tags: list[str] = []
-    for text in _sources("timm").values():
-        tags += key.findall(text)
+    for source_text in _source_texts("timm"):
+        tags += tag_pattern.findall(source_text)
     return tags
 
 
 @cache
-def _sources(library: Library) -> dict[Path, str]:
-    """Return the text of each file in which a library declares models; none where it is not installed."""
+def _source_texts(library: Library) -> list[str]:
+    """Return the texts of the files in which a library declares models; none where it is not installed."""
     folder = _folder(library)
     if folder is None:
-        return {}
-    return {path: path.read_text(encoding="utf-8") for path in sorted((folder / "models").glob("*.py"))}
+        return []
+    paths = sorted((folder / "models").glob("*.py"))
+    return [path.read_text(encoding="utf-8") for path in paths]
 
 
 def _folder(library: str) -> Path | None:

@@ -16,10 +16,11 @@ from vitscale.base.plugins import names
 from vitscale.errors import RequestError, shown, unknown
 from vitscale.study import library_models
 from vitscale.trial.hints import meant_value
-from vitscale.trial.library_names import LIBRARIES, library_name
+from vitscale.trial.library_names import LIBRARIES, LibraryName, library_name
 from vitscale.trial.model_spec import NAMED_MODELS
 
 _LONGEST_NAME = 200
+_LIBRARY_PREFIXES = tuple(f"{library}/" for library in LIBRARIES)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _HUB_PREFIX = re.compile(r"hf[-_]hub:", re.IGNORECASE)
 """How timm itself marks names of the hub."""
@@ -37,6 +38,9 @@ class Meaning(NamedTuple):
 def meaning(study_path: Path, name: str) -> Meaning:
     """Return what the name of a model means that is neither vitscale's own nor an installed package's.
 
+    It means the first of these that it can: a folder beside the study file, a model of the library in front of it, one
+    of vitscale's own models in another spelling, a name of the hub, a model that only one library has.
+
     Args:
         study_path: the study file; a folder is searched beside it.
         name: the name as the study has it.
@@ -44,33 +48,29 @@ def meaning(study_path: Path, name: str) -> Meaning:
     Raises:
         RequestError: nothing is known by this name, or it can mean several models.
     """
+    _check_form(name)
+    plain_name = _HUB_PREFIX.sub("", name)
+    folder = _configuration_folder(study_path, plain_name)
+    if folder is not None:
+        _check_no_model_of_library(plain_name, folder)
+        return Meaning(hf=str(folder))
+    if plain_name.startswith(_LIBRARY_PREFIXES):
+        return _meaning_of_library_name(plain_name, study_name=name)
+    own_name = _own_name_spelled(plain_name)
+    if own_name is not None:
+        return Meaning(name=own_name)
+    if _HUB_ID.fullmatch(plain_name):
+        return Meaning(hf=plain_name)
+    return _meaning_of_word(plain_name)
+
+
+def _check_form(name: str) -> None:
+    """Refuse what is no name at all: a text that is too long or has control characters, and the address of a page."""
     if len(name) > _LONGEST_NAME or not name.isprintable():
         raise unknown("model", name, _own_names(), next_step="Name a model of at most 200 printable characters")
     address = _HUB_ADDRESS.match(name)
     if address is not None:
         raise RequestError(f"model.name {shown(name)} is an address", next_step=f'Write name = "{address[1]}"')
-    plain_name = _HUB_PREFIX.sub("", name)
-    folder = _configuration_folder(study_path, plain_name)
-    library_model = library_name(plain_name)
-    if folder is not None:
-        _check_alone(plain_name, folder)
-        return Meaning(hf=str(folder))
-    if library_model is not None:
-        library_models.check_installed(library_model)
-        return Meaning(name=library_model.without_tag)
-    if plain_name.startswith(tuple(f"{library}/" for library in LIBRARIES)):
-        library = plain_name.partition("/")[0]
-        raise RequestError(
-            f"model.name {shown(name)} is no name of {library}'s, which have letters, digits and _",
-            next_step=f'Write name = "{library}/..." with a name as {library} lists it',
-        )
-    own_name = _own_spelling(plain_name)
-    is_name_of_library = _TORCHVISION_STYLE.fullmatch(plain_name) or library_models.libraries_with(plain_name)
-    if own_name is not None and not is_name_of_library:
-        return Meaning(name=own_name)
-    if _HUB_ID.fullmatch(plain_name):
-        return Meaning(hf=plain_name)
-    return _meaning_of_word(plain_name)
 
 
 def _own_names() -> set[str]:
@@ -86,21 +86,54 @@ def _configuration_folder(study_path: Path, name: str) -> Path | None:
         return None
 
 
-def _check_alone(name: str, folder: Path) -> None:
-    """Refuse a name that is both that of a folder and of a model of timm or torchvision."""
-    in_library = library_name(name) is not None
-    libraries = library_models.libraries_with(name)
-    if not in_library and not libraries:
+def _check_no_model_of_library(name: str, folder: Path) -> None:
+    """Refuse the name of a folder that is also the name of a model of timm or torchvision."""
+    library_choice = _name_with_library(name)
+    if library_choice is None:
         return
-    library_choice = name if in_library else f"{libraries[0]}/{name}"
     raise RequestError(
         f"model.name {shown(name)} can mean the configuration in {folder} and {library_choice}",
         valid=[f'hf = "{name}" for the folder', f'name = "{library_choice}" once the folder has another name'],
     )
 
 
-def _own_spelling(name: str) -> str | None:
-    """Return vitscale's own model that a spelling means: "vit-b16" for "ViT-B/16" and "vit_b16"; None for others."""
+def _name_with_library(name: str) -> str | None:
+    """Return a name with its library in front: "timm/resnet50" for itself and for "resnet50"; None for other names."""
+    if library_name(name) is not None:
+        return name
+    libraries = library_models.libraries_with(name)
+    return f"{libraries[0]}/{name}" if libraries else None
+
+
+def _meaning_of_library_name(name: str, *, study_name: str) -> Meaning:
+    """Return the model that a name beginning with "timm/" or "torchvision/" means.
+
+    Args:
+        name: the name without a prefix of the hub.
+        study_name: the name as the study has it, for the message.
+
+    Raises:
+        RequestError: it has not the form of such a name, or the library is missing or has no such model.
+    """
+    library_model = library_name(name)
+    if library_model is None:
+        library = name.partition("/")[0]
+        raise RequestError(
+            f"model.name {shown(study_name)} is no name of {library}'s, which have letters, digits and _",
+            next_step=f'Write name = "{library}/..." with a name as {library} lists it',
+        )
+    library_models.check_installed(library_model)
+    return Meaning(name=library_model.without_tag)
+
+
+def _own_name_spelled(name: str) -> str | None:
+    """Return vitscale's own model that a spelling means: "vit-b16" for "ViT-B/16" and "vit_b16"; None for others.
+
+    A library's exact name is no spelling of ours: torchvision's "vit_b_16" is another model than "vit-b16".
+    """
+    is_name_of_library = _TORCHVISION_STYLE.fullmatch(name) or library_models.libraries_with(name)
+    if is_name_of_library:
+        return None
     letters = _letters_and_digits(name)
     for own_name in NAMED_MODELS:
         if _letters_and_digits(own_name) == letters:
@@ -113,43 +146,57 @@ def _letters_and_digits(name: str) -> str:
 
 
 def _meaning_of_word(word: str) -> Meaning:
-    """Return what a name without a library or an organisation in front means.
+    """Return the model of a library that a name without its library in front means.
 
-    A name that exactly one library has is taken at once, but only where both are installed: which of them has it would
+    A name that exactly one library has is taken, but only where both are installed: which of them has it would
     otherwise depend on the machine.
 
     Raises:
-        RequestError: no model is known by this name, or several are.
+        RequestError: no library has a model of this name, both have one, or a missing library may have one.
     """
     libraries = library_models.libraries_with(word)
-    choices = [f"{library}/{word}" for library in libraries]
     missing = [library for library in LIBRARIES if not library_models.is_installed(library)]
-    if len(choices) == 1 and not missing:
-        return Meaning(name=choices[0])
-    if choices:
-        listed = " or ".join(f'"{choice}"' for choice in choices)
-        unread = f", and {missing[0]}, which is not installed, may have it too" if missing else ""
-        raise RequestError(
-            f"model.name {shown(word)} is a model of {' and of '.join(libraries)}{unread}",
-            valid=choices,
-            next_step=f"Write name = {listed}",
-        )
-    elsewhere = _names_elsewhere(word)
-    if elsewhere:
-        listed = " or ".join(f'"{choice}"' for choice in elsewhere)
-        raise RequestError(f"unknown model {shown(word)}", valid=elsewhere, next_step=f"Write name = {listed}")
+    if len(libraries) == 1 and not missing:
+        return Meaning(name=f"{libraries[0]}/{word}")
+    if libraries:
+        raise _several_libraries(word, libraries, missing)
+    likely_names = _names_elsewhere(word)
+    if likely_names:
+        raise RequestError(f"unknown model {shown(word)}", valid=likely_names, next_step=_step_to_write(likely_names))
     raise unknown("model", word, _own_names(), next_step=meant_value("model.name", word) or _libraries_step(missing))
 
 
+def _several_libraries(word: str, libraries: Sequence[str], missing: Sequence[str]) -> RequestError:
+    """Return the error for a model that several libraries have or may have.
+
+    Args:
+        word: the model's name, without a library in front.
+        libraries: installed libraries that have it.
+        missing: libraries that are not installed.
+    """
+    may_have_it = f", and {missing[0]}, which is not installed, may have it too" if missing else ""
+    choices = [f"{library}/{word}" for library in libraries]
+    return RequestError(
+        f"model.name {shown(word)} is a model of {' and of '.join(libraries)}{may_have_it}",
+        valid=choices,
+        next_step=_step_to_write(choices),
+    )
+
+
+def _step_to_write(names: Sequence[str]) -> str:
+    """Return the next step that offers names: 'Write name = "timm/resnet50" or "torchvision/resnet50"'."""
+    return "Write name = " + " or ".join(f'"{name}"' for name in names)
+
+
 def _libraries_step(missing: Sequence[str]) -> str:
-    """Return what else a name may be."""
+    """Return the next step that lists what else a name may be, and the libraries that are not installed."""
     step = 'Or write "timm/...", "torchvision/...", a name of the hub with its organisation, or a folder'
     if missing:
         step += f"; not installed here: {' and '.join(missing)}"
     return step
 
 
-_TIMM_SIZES = {"s": "small", "b": "base", "l": "large", "g": "giant", "h": "huge", "ti": "tiny", "t": "tiny"}
+_DINOV2_SIZES = {"s": "small", "b": "base", "l": "large", "g": "giant"}
 _DINOV2 = re.compile(r"dinov2_vit([sblg])14(_reg)?(?:_lc)?")
 _DINOV3 = re.compile(r"dinov3_(vits16|vits16plus|vitb16|vitl16|vith16plus|vit7b16)")
 _PAPERS_VIT = re.compile(r"(?:vit|deit)[-_]?(tiny|small|base|large|huge)[-_]patch(\d+)[-_](\d+)(?:\W.*|_.*)?")
@@ -168,10 +215,7 @@ def _names_elsewhere(word: str) -> list[str]:
     """Return the names here of a model that its authors or another library call `word`, the likeliest first."""
     dinov2 = _DINOV2.fullmatch(word)
     if dinov2 is not None:
-        size = _TIMM_SIZES[dinov2[1]]
-        registers = "-with-registers" if dinov2[2] else ""
-        reg4 = "_reg4" if dinov2[2] else ""
-        return [f"facebook/dinov2{registers}-{size}", f"timm/vit_{size}_patch14{reg4}_dinov2"]
+        return _dinov2_names(_DINOV2_SIZES[dinov2[1]], has_registers=dinov2[2] is not None)
     dinov3 = _DINOV3.fullmatch(word)
     if dinov3 is not None:
         return [f"facebook/dinov3-{dinov3[1]}-pretrain-lvd1689m"]
@@ -179,8 +223,15 @@ def _names_elsewhere(word: str) -> list[str]:
         if re.fullmatch(pattern, word):
             return [f"{organisation}/{word}"]
     if library_models.is_installed("timm") and library_models.is_installed("torchvision"):
-        return []
+        return []  # neither has the word, or it would have been taken
     return _likely_library_names(word)
+
+
+def _dinov2_names(size: str, *, has_registers: bool) -> list[str]:
+    """Return the names on the hub and in timm of a DINOv2 of a size such as "base"."""
+    if has_registers:
+        return [f"facebook/dinov2-with-registers-{size}", f"timm/vit_{size}_patch14_reg4_dinov2"]
+    return [f"facebook/dinov2-{size}", f"timm/vit_{size}_patch14_dinov2"]
 
 
 _TORCHVISION_STYLE = re.compile(r"vit_[blh]_\d+|swin_(v2_)?[tsb]|maxvit_t|efficientnet_v2_[sml]|convnext_(tiny|small)")
@@ -192,41 +243,63 @@ def _likely_library_names(word: str) -> list[str]:
     if _TORCHVISION_STYLE.fullmatch(word):
         return [f"torchvision/{word}"]
     if _TIMM_STYLE.fullmatch(word):
-        own_names = [own_name] if (own_name := _own_size(word)) else []
-        return [f"timm/{word}", *own_names]
+        own_name = _own_model_of_shape(word)
+        return [f"timm/{word}"] if own_name is None else [f"timm/{word}", own_name]
     if re.fullmatch(r"(resnet|resnext|wide_resnet|convnext|efficientnet|mobilenet|densenet|vgg|regnet|swin)\w*", word):
         return [f"timm/{word}", f"torchvision/{word}"]
     return []
 
 
-def _own_size(word: str) -> str | None:
-    """Return vitscale's own model of the shape that a name of a ViT says; None where there is none."""
+def _own_model_of_shape(word: str) -> str | None:
+    """Return vitscale's model of the size and patch that a name states: "vit-b16" for "vit_base_patch16_224".
+
+    None where the name has another form, or vitscale has no such model.
+    """
     match = _PAPERS_VIT.fullmatch(word)
     if match is None:
         return None
-    own_name = f"vit-{'ti' if match[1] == 'tiny' else match[1][0]}{match[2]}"
+    size = match[1]
+    size_letters = "ti" if size == "tiny" else size[0]
+    own_name = f"vit-{size_letters}{match[2]}"
     return own_name if own_name in NAMED_MODELS else None
 
 
-def note(written: str | None, *, name: str | None, hf: str | None) -> str:
+def note(study_name: str | None, *, name: str | None, hf: str | None) -> str:
     """Return what to say where a name stands for another one; empty where the study names the model itself.
 
     Args:
-        written: `model.name` as the study has it.
-        name: the name of the model that is trained, if it has one.
-        hf: its folder or name on the hub, if it has one.
+        study_name: `model.name` as the study has it.
+        name: the `name` that `meaning` made of it; None where it made an `hf`.
+        hf: the folder or the name on the hub that `meaning` made of it, if it did.
     """
-    if written is None or written == name:
+    if study_name is None or study_name == name:
         return ""
-    library_model = library_name(_HUB_PREFIX.sub("", written))
-    if library_model is not None and library_model.without_tag == name:
-        if not library_model.tag:
-            return f'model.name = "{written}" is taken as "{name}"'
-        return (
-            f'model.name = "{written}" names weights by "{library_model.tag}", and weights start random: for these '
-            f'weights set model.weights = "timm/{library_model.model}.{library_model.tag}"'
-        )
     if name is not None:
-        return f'model.name = "{written}" is taken as "{name}"'
-    is_spelled_otherwise = hf is not None and _HUB_PREFIX.match(written) is not None
-    return f'model.name = "{written}" is taken as "{hf}"' if is_spelled_otherwise else ""
+        tagged_model = _tagged_model(study_name, name)
+        if tagged_model is not None:
+            return _tag_note(study_name, tagged_model)
+        return _taken_as(study_name, name)
+    if hf is not None and _HUB_PREFIX.match(study_name):
+        return _taken_as(study_name, hf)
+    return ""  # a folder's path or a name of the hub, which only moved into another field
+
+
+def _tagged_model(study_name: str, name: str) -> LibraryName | None:
+    """Return the model of a library that a study names with a pretrained tag, where it is `name`; else None."""
+    library_model = library_name(_HUB_PREFIX.sub("", study_name))
+    if library_model is None or library_model.without_tag != name:
+        return None
+    return library_model if library_model.tag else None
+
+
+def _taken_as(study_name: str, meant_name: str) -> str:
+    """Return the note that a name is read as another one."""
+    return f'model.name = "{study_name}" is taken as "{meant_name}"'
+
+
+def _tag_note(study_name: str, tagged_model: LibraryName) -> str:
+    """Return the note that a tag names weights, which are not loaded by it."""
+    return (
+        f'model.name = "{study_name}" names weights by "{tagged_model.tag}", and weights start random: for these '
+        f'weights set model.weights = "timm/{tagged_model.model}.{tagged_model.tag}"'
+    )

@@ -48,9 +48,9 @@ class KnownModels:
 
         A request without a digest is answered by a card of any configuration, if there is only one.
         """
-        wanted = _without_digest(request)
-        matching = [card for card in self._of_model(request) if _without_digest(card.request) == wanted]
-        return matching[0] if len(matching) == 1 else None
+        conditions = _without_digest(request)
+        cards = [card for card in self._cards_of_model(request) if _without_digest(card.request) == conditions]
+        return cards[0] if len(cards) == 1 else None
 
     def reason(self, request: TraceRequest) -> str:
         """Return why there is no card for a request; empty where that is not known."""
@@ -69,8 +69,8 @@ class KnownModels:
         is_ambiguous = len(digests) > 1 and len(parameter_counts) > 1
         return None if is_ambiguous else cards[0]
 
-    def _of_model(self, request: TraceRequest) -> Iterator[ModelCard]:
-        """Yield the model's cards, those of another configuration left out where the request names its own."""
+    def _cards_of_model(self, request: TraceRequest) -> Iterator[ModelCard]:
+        """Yield the cards of the request's model; only those of its own configuration if it has a digest of that."""
         for card in self._cards_by_model.get(counted_part(request.model), []):
             if request.model_digest in (None, card.request.model_digest):
                 yield card
@@ -87,6 +87,7 @@ def counted_part(model: ModelSpec) -> ModelSpec:
 
 
 def _without_digest(request: TraceRequest) -> TraceRequest:
+    """Return a request for any configuration of the model: all else that a card depends on."""
     return request.model_copy(update={"model": counted_part(request.model), "model_digest": None})
 
 

@@ -52,16 +52,19 @@ _NUMBERS_OF_ANOTHER_KIND = re.compile(r"levit|mobilevit|regnet|repghostnet|rexne
 
 def default_image_size(name: LibraryName) -> int:
     """Return the side of the images for which a model is named: 384 for "timm/vit_base_patch16_384", else 224."""
-    match = _SIZE_AT_END.search(name.model)
-    if name.library != "timm" or match is None or _NUMBERS_OF_ANOTHER_KIND.match(name.model):
+    if name.library != "timm" or _NUMBERS_OF_ANOTHER_KIND.match(name.model):
         return IMAGE_SIZE
-    size = int(match[1])
+    number_at_end = _SIZE_AT_END.search(name.model)
+    if number_at_end is None:
+        return IMAGE_SIZE
+    size = int(number_at_end[1])
     return size if size >= _SMALLEST_SIZE else IMAGE_SIZE
 
 
-_MAXVIT_STEP = 224
+_MAXVIT_DIVISOR = 224
 """torchvision's MaxViT cuts the maps of all its stages, the last 1/32 of the image's side, into windows of 7."""
-_TORCHVISION_PATCH = re.compile(r"vit_[blh]_(\d+)")
+_TORCHVISION_VIT = re.compile(r"vit_[blh]_(\d+)")
+"""The number is the side of its patches."""
 
 
 def check_image_size(name: LibraryName, image_size: int) -> None:
@@ -72,21 +75,23 @@ def check_image_size(name: LibraryName, image_size: int) -> None:
     Raises:
         RequestError: the model does not take this size; the message names the nearest that it takes.
     """
-    if name.library != "torchvision":
+    divisor = _size_divisor(name)
+    if divisor is None or image_size % divisor == 0:
         return
-    patch = _TORCHVISION_PATCH.fullmatch(name.model)
-    if patch is not None:
-        step = int(patch[1])
-    elif name.model == "maxvit_t":
-        step = _MAXVIT_STEP
-    else:
-        return
-    if image_size % step == 0:
-        return
-    below = image_size // step * step
-    nearest = [size for size in (below, below + step) if size > 0]
+    smaller_size = image_size // divisor * divisor
+    larger_size = smaller_size + divisor
     raise RequestError(
-        f"model.image_size = {image_size} is not divisible by {step}, as {name.without_tag} needs",
-        valid=nearest,
+        f"model.image_size = {image_size} is not divisible by {divisor}, as {name.without_tag} needs",
+        valid=[size for size in (smaller_size, larger_size) if size > 0],
         next_step="Take one of these image sizes",
     )
+
+
+def _size_divisor(name: LibraryName) -> int | None:
+    """Return what a model's image size must be a multiple of, in pixels; None where it takes any size."""
+    if name.library != "torchvision":
+        return None
+    if name.model == "maxvit_t":
+        return _MAXVIT_DIVISOR
+    vit = _TORCHVISION_VIT.fullmatch(name.model)
+    return None if vit is None else int(vit[1])

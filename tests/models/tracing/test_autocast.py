@@ -15,7 +15,7 @@ from models.tracing.real_steps import SWIN, UPERNET, VIT, Watch, configured, nam
 from vitscale.models.named import Attention
 from vitscale.models.tracing import TraceError, trace
 from vitscale.models.tracing.attention import attention_of
-from vitscale.models.tracing.autocast import EmulatedAutocast, named_as_meta
+from vitscale.models.tracing.autocast import EmulatedAutocast, meta_stands_for
 from vitscale.models.tracing.autocast_lists import CAST_CLASSES
 from vitscale.models.tracing.building import meta_model
 from vitscale.trial.model_card import TraceRequest
@@ -133,7 +133,7 @@ class InFp32(nn.Module):
 def test_a_model_that_switches_autocast_off_computes_in_fp32(device: Literal["cuda", "cpu"]) -> None:
     emulated = autocast(device)
     layer = InFp32()
-    with emulated.installed(), named_as_meta(device), emulated.active():
+    with emulated.installed(), meta_stands_for(device), emulated.active():
         assert layer(torch.empty(2, 4, device=META)).dtype == torch.float32
         assert layer.layer(torch.empty(2, 4, device=META)).dtype == torch.bfloat16
     assert layer.answers == [(True, torch.bfloat16), False]

@@ -26,9 +26,12 @@ from typing import NoReturn
 
 from vitscale.base.interpreter import append_to_search_path
 
+_STANDARD_OUTPUT = 1
+_STANDARD_ERROR = 2
+
 
 class _OutOfTimeError(BaseException):
-    """The CPU seconds are over. No model's code catches it as an Exception."""
+    """The CPU seconds are over. It is no `Exception`, so that no model's code catches it by that name."""
 
 
 def main(arguments: list[str]) -> int:
@@ -41,27 +44,32 @@ def main(arguments: list[str]) -> int:
     )
     options = parser.parse_args(arguments)
     append_to_search_path(options.import_folder)
-    with _output_apart() as output:
+    with _standard_output_reserved() as output_descriptor:
         for request_json in sys.stdin:
-            answer = _answer(request_json, options.memory_bytes, options.cpu_seconds)
-            os.write(output, answer.encode() + b"\n")
+            answer = _answer_json(request_json, options.memory_bytes, options.cpu_seconds)
+            os.write(output_descriptor, answer.encode() + b"\n")
     return 0
 
 
-def _answer(request_json: str, memory_bytes: int | None, cpu_seconds: int | None) -> str:
-    """Return the card of a request as JSON, or why there is none."""
+def _answer_json(request_json: str, memory_bytes: int | None, cpu_seconds: int | None) -> str:
+    """Return the card of a request as JSON, or why there is none; the bounds are None where there are none."""
     try:
         return _card_json(request_json, memory_bytes, cpu_seconds)
     except _OutOfTimeError:
         return _error_json(f"counting the model took longer than {cpu_seconds:,} CPU seconds")
     except BaseException as error:  # the model's code may raise anything, SystemExit included
-        return _error_json(_sentence(error, memory_bytes))
+        return _error_json(_error_sentence(error, memory_bytes))
     finally:
-        _ignore_time()
+        _lift_time_bound()
 
 
 def _card_json(request_json: str, memory_bytes: int | None, cpu_seconds: int | None) -> str:
-    """Return the card of a request as JSON."""
+    """Bound this process, trace the model of a request, and return its card as JSON.
+
+    Raises:
+        RequestError: the text is no request.
+        BaseException: of any type, from the model's code; `_OutOfTimeError` where its time is over.
+    """
     from pydantic import ValidationError
 
     from vitscale.errors import RequestError
@@ -78,7 +86,7 @@ def _card_json(request_json: str, memory_bytes: int | None, cpu_seconds: int | N
 
 
 def _bound_memory(memory_bytes: int | None) -> None:
-    """Let this process take so many bytes of address space beyond what it has."""
+    """Let this process take so many bytes of address space beyond what it has; None lets it take any."""
     if memory_bytes is None:
         return
     limit = _address_space_bytes() + memory_bytes
@@ -99,7 +107,7 @@ def _address_space_bytes() -> int:
 
 
 def _bound_time(cpu_seconds: int | None) -> None:
-    """Raise `_OutOfTimeError` after so many more CPU seconds of this process."""
+    """Raise `_OutOfTimeError` after so many more CPU seconds of this process; None lets it take any."""
     if cpu_seconds is None:
         return
     signal.signal(signal.SIGXCPU, _raise_out_of_time)
@@ -110,37 +118,43 @@ def _bound_time(cpu_seconds: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (soft_limit, hard_limit))
 
 
-def _raise_out_of_time(number: int, frame: object) -> NoReturn:
-    del number, frame
-    _ignore_time()
+def _raise_out_of_time(signal_number: int, frame: object) -> NoReturn:
+    """Handle SIGXCPU, by which the system says that the CPU seconds are over."""
+    del signal_number, frame
+    _lift_time_bound()
     raise _OutOfTimeError
 
 
-def _ignore_time() -> None:
-    """Let this process come to its end: the system sends the signal again after every further second."""
+def _lift_time_bound() -> None:
+    """Ignore SIGXCPU from now on: the system sends it again after every further second, also while this ends."""
     signal.signal(signal.SIGXCPU, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
-def _output_apart() -> Iterator[int]:
-    """The context in which standard output goes to standard error; gives the descriptor of the real one."""
+def _standard_output_reserved() -> Iterator[int]:
+    """The context in which all that is printed goes to standard error; gives a descriptor of standard output."""
     sys.stdout.flush()
-    output = os.dup(1)
-    os.dup2(2, 1)
+    output_descriptor = os.dup(_STANDARD_OUTPUT)
+    os.dup2(_STANDARD_ERROR, _STANDARD_OUTPUT)  # for C code; `redirect_stdout` is for Python's
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            yield output
+            yield output_descriptor
     finally:
-        os.dup2(output, 1)
-        os.close(output)
+        os.dup2(output_descriptor, _STANDARD_OUTPUT)
+        os.close(output_descriptor)
 
 
 def _error_json(sentence: str) -> str:
     return json.dumps({"error": sentence})
 
 
-def _sentence(error: BaseException, memory_bytes: int | None) -> str:
-    """Return an error in one line, with its type where it has none of vitscale's messages."""
+def _error_sentence(error: BaseException, memory_bytes: int | None) -> str:
+    """Return an error in one line, with its type where it is none of vitscale's own.
+
+    Args:
+        error: what ended the trace.
+        memory_bytes: the bound on memory; None where there is none.
+    """
     from vitscale.errors import VitscaleError
 
     if _is_out_of_memory(error):

@@ -90,25 +90,30 @@ def _on_cuda(call: AttentionCall) -> Tensor:
 
 def _flash_takes(call: AttentionCall) -> bool:
     """Whether `can_use_flash_attention` is true: no mask, 16 bits, one width of heads of at most 256."""
-    widths = {tensor.shape[-1] for tensor in call.inputs}
+    if call.mask is not None:
+        return False
+    head_widths = {tensor.shape[-1] for tensor in call.inputs}
+    if len(head_widths) > 1 or max(head_widths) > _LARGEST_FLASH_HEAD:
+        return False
     dtypes = {tensor.dtype for tensor in call.inputs}
-    has_own_width = len(widths) > 1 or max(widths) > _LARGEST_FLASH_HEAD
-    if call.mask is not None or has_own_width or len(dtypes) > 1:
+    if len(dtypes) > 1 or call.query.dtype not in _SIXTEEN_BITS:
         return False
-    is_square = call.query.shape[-2] == call.key.shape[-2]
-    if call.is_causal and not is_square:
+    has_as_many_queries_as_keys = call.query.shape[-2] == call.key.shape[-2]
+    if call.is_causal and not has_as_many_queries_as_keys:
         return False
-    return call.query.dtype in _SIXTEEN_BITS and _is_dense(call) and _heads_fit(call)
+    return _is_dense(call) and _heads_fit(call)
 
 
 def _efficient_takes(call: AttentionCall) -> bool:
     """Whether `can_use_mem_efficient_attention` is true: heads of a width that its kernels can load at once."""
     dtype = call.query.dtype
-    if dtype not in (*_SIXTEEN_BITS, torch.float32) or {tensor.dtype for tensor in call.inputs} != {dtype}:
+    has_one_dtype = all(tensor.dtype == dtype for tensor in call.inputs)
+    if dtype not in (*_SIXTEEN_BITS, torch.float32) or not has_one_dtype:
         return False
+    query_width, key_width, value_width = (tensor.shape[-1] for tensor in call.inputs)
     alignment = 8 if dtype in _SIXTEEN_BITS else 4  # `minimum_gemm_alignment` from compute capability 8 on
-    has_aligned_heads = call.query.shape[-1] % alignment == 0 and call.value.shape[-1] % alignment == 0
-    if not has_aligned_heads or call.query.shape[-1] != call.key.shape[-1]:
+    has_aligned_heads = query_width % alignment == 0 and value_width % alignment == 0
+    if not has_aligned_heads or query_width != key_width:
         return False
     has_dense_mask = call.mask is None or call.mask.stride(-1) == 1
     return has_dense_mask and _is_dense(call) and _heads_fit(call)
@@ -120,17 +125,23 @@ def _on_cpu(call: AttentionCall) -> Tensor:
     They are in aten/src/ATen/native/transformers/sdp_utils_cpp.cpp: flash without dropout and with a mask that takes
     no gradient, else math.
     """
-    has_one_width = len({tensor.shape[-1] for tensor in call.inputs}) == 1
-    has_usual_inputs = has_one_width and _is_dense(call) and _heads_fit(call)
-    if call.dropout > 0 or not has_usual_inputs:
-        return _math(call)
-    mask = call.mask
-    if mask is not None and (mask.requires_grad or mask.ndim not in (2, 4)):
+    if not _cpu_flash_takes(call):
         return _math(call)
     output: Tensor = aten._scaled_dot_product_flash_attention_for_cpu(
         *call.inputs, call.dropout, call.is_causal, attn_mask=_additive_mask(call), scale=call.scale
     )[0]
     return output
+
+
+def _cpu_flash_takes(call: AttentionCall) -> bool:
+    """Whether `use_flash_attention_cpp` is true."""
+    if call.dropout > 0:
+        return False
+    mask = call.mask
+    if mask is not None and (mask.requires_grad or mask.ndim not in (2, 4)):
+        return False
+    head_widths = {tensor.shape[-1] for tensor in call.inputs}
+    return len(head_widths) == 1 and _is_dense(call) and _heads_fit(call)
 
 
 def _is_dense(call: AttentionCall) -> bool:
@@ -151,14 +162,19 @@ def _heads_fit(call: AttentionCall) -> bool:
 
 
 def _flash(call: AttentionCall) -> Tensor:
-    """Compute by flash attention; widths of heads are filled up to a multiple of 8, as `pad_last_dim<8>` does."""
+    """Compute by flash attention; widths of heads are filled up to a multiple of 8, as `pad_last_dim<8>` does.
+
+    Example: heads of width 60 are padded by 4 to 64, and the output is cut to 60 again.
+    """
     width = call.query.shape[-1]
-    missing = -width % 8
-    query, key, value = (pad(tensor, (0, missing)) if missing else tensor for tensor in call.inputs)
+    padding = -width % 8
+    inputs = call.inputs
+    if padding:
+        inputs = [pad(tensor, (0, padding)) for tensor in call.inputs]
     output: Tensor = aten._scaled_dot_product_flash_attention(
-        query, key, value, call.dropout, call.is_causal, scale=call.softmax_scale
+        *inputs, call.dropout, call.is_causal, scale=call.softmax_scale
     )[0]
-    return output[..., :width] if missing else output
+    return output[..., :width] if padding else output
 
 
 def _efficient(call: AttentionCall) -> Tensor:
@@ -175,11 +191,12 @@ def _efficient(call: AttentionCall) -> Tensor:
 
 def _full_mask(mask: Tensor, call: AttentionCall) -> Tensor:
     """Return a mask [b, heads, queries, keys] whose rows are aligned, as `preprocess_mask` (attention.cpp) makes it."""
+    images, heads, queries = call.query.shape[:3]
     keys = call.key.shape[-2]
-    expanded = mask.expand(*call.query.shape[:3], keys)
-    unaligned = keys % _MASK_ALIGNMENT
-    if unaligned:
-        return pad(expanded, (0, _MASK_ALIGNMENT - unaligned))[..., :keys]
+    expanded = mask.expand(images, heads, queries, keys)
+    padding = -keys % _MASK_ALIGNMENT
+    if padding:
+        return pad(expanded, (0, padding))[..., :keys]  # a view of longer rows
     has_aligned_strides = all(stride % _MASK_ALIGNMENT == 0 for stride in expanded.stride()[:3])
     return expanded if has_aligned_strides else expanded.contiguous()
 

@@ -6,14 +6,14 @@ kernels follow the target device's lists (`autocast_lists`). As in torch, the ca
 the outermost context ends, and a kernel's inner operations are not cast again.
 
 Models ask torch whether autocast is on, and switch it off for a while, by the name of their tensors' device. So torch's
-own switch for the target device is set too, the kernels heed it, and "meta" stands for that device (`named_as_meta`).
+own switch for the target device is set too, the kernels heed it, and "meta" stands for that device (`meta_stands_for`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -26,7 +26,8 @@ from vitscale.models.tracing.errors import TraceError
 _KEY = "AutocastHPU"
 _KEY_DEVICE = "hpu"
 _DEVICE_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
-_NORM_OVERLOADS = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
+_NORM_OVERLOADS = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
+"""Overload of a norm -> the one that also takes the result's dtype."""
 
 CopyHook = Callable[[Tensor, Tensor], None]
 """Called with a weight and its cast."""
@@ -39,11 +40,9 @@ class EmulatedAutocast:
         """`on_copy` is called whenever a weight is cast, once in each outermost `active` context."""
         self._device: Literal["cpu", "cuda"] = device
         self._dtype = dtype
-        self._on_copy = on_copy
+        self._caster = _Caster(dtype, on_copy)
         self._depth = 0
         """Number of `active` contexts that have begun and not ended."""
-        self._copies: dict[int, tuple[Tensor, Tensor]] = {}
-        """Identity of a weight -> the weight and its cast, which later operations share."""
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -53,93 +52,148 @@ class EmulatedAutocast:
         try:
             fallback.fallback(torch.library.fallthrough_kernel, _KEY)
             for name, cast_class in CAST_CLASSES[self._device].items():
-                if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", _DEVICE_KEYS[self._device]):
-                    library.impl(name, self._kernel(name, cast_class), _KEY)
+                if self._is_cast_by_torch(name):
+                    kernel = _Kernel(name, cast_class=cast_class, device=self._device, caster=self._caster)
+                    library.impl(name, kernel.call, _KEY)
             yield
         finally:
             library._destroy()
             fallback._destroy()
 
+    def _is_cast_by_torch(self, name: str) -> bool:
+        """Whether the torch at hand has an autocast kernel of the operation for this device."""
+        return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", _DEVICE_KEYS[self._device])
+
     @contextmanager
     def active(self) -> Iterator[None]:
-        """The context of a forward, or of a part of it that is computed again in backward."""
+        """The context of a forward, or of a part of it that is computed again in backward.
+
+        Such contexts may lie in each other; casts of weights are shared until the outermost ends.
+        """
         self._depth += 1
         try:
-            with ExitStack() as stack:
-                stack.enter_context(_switched_on(_KEY_DEVICE, self._dtype))
-                stack.enter_context(_switched_on(self._device, self._dtype))
-                stack.enter_context(torch._C._IncludeDispatchKeyGuard(_dispatch_key()))
-                stack.enter_context(on_meta(self._dtype))
+            with (
+                _switched_on(_KEY_DEVICE, self._dtype),  # until then torch leaves the kernels' key out
+                torch._C._IncludeDispatchKeyGuard(_dispatch_key()),  # meta tensors have the key from here on
+                _switched_on(self._device, self._dtype),  # models and the kernels ask for this one
+                on_meta(self._dtype),
+            ):
                 yield
         finally:
             self._depth -= 1
             if self._depth == 0:
-                self._copies.clear()
+                self._caster.forget_copies()
 
-    def _kernel(self, name: str, cast_class: CastClass) -> Callable[..., Any]:
-        """Return the kernel of an operation: it casts the arguments, and calls the operation without autocast."""
-        operation = _operation(name)
-        cast_arguments = self._argument_caster(operation, cast_class)
-        autocast_keys = torch._C.DispatchKeySet(_dispatch_key())
 
-        def kernel(*arguments: Any, **options: Any) -> Any:
-            target = operation
-            is_off = not torch.is_autocast_enabled(self._device)
-            with torch._C._ExcludeDispatchKeyGuard(autocast_keys):
-                if is_off:
-                    return operation(*arguments, **options)
-                if cast_class == "banned":
-                    raise TraceError(f"aten::{name} is unsafe to autocast, and torch refuses it there")
-                if cast_class == "fp32_norm" and _is_castable(arguments[0]):
-                    target = getattr(torch.ops.aten.norm, _NORM_OVERLOADS[name])
-                    options["dtype"] = torch.float32
-                else:
-                    arguments, options = cast_arguments(arguments, options)
-                return target(*arguments, **options)
+class _Caster:
+    """Casts the arguments of operations; the cast of a weight is shared until `forget_copies`."""
 
-        return kernel
+    def __init__(self, autocast_dtype: torch.dtype, on_copy: CopyHook) -> None:
+        """`on_copy` is called for each cast of a weight that is made to be shared."""
+        self.autocast_dtype = autocast_dtype
+        self._on_copy = on_copy
+        self._shared: dict[int, _WeightCopy] = {}
+        """Copies by the identity of their weight."""
 
-    def _argument_caster(
-        self, operation: Any, cast_class: CastClass
-    ) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Return the function that casts positional and named arguments as a class of operations wants them."""
-
-        def to_one_dtype(arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-            dtype = self._common_dtype(cast_class, arguments)
-            cast_options = {name: self._cast(value, dtype) for name, value in options.items()}
-            return tuple(self._cast(value, dtype) for value in arguments), cast_options
-
-        def with_fp32_result(arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-            return _with_fp32_result(operation, arguments, options)
-
-        return with_fp32_result if cast_class == "fp32_dtype" else to_one_dtype
-
-    def _common_dtype(self, cast_class: CastClass, arguments: Sequence[Any]) -> torch.dtype:
-        """Return the dtype to which all of an operation's arguments are cast."""
-        if cast_class == "lower":
-            return self._dtype
-        if cast_class == "promote":
-            has_fp32 = any(tensor.dtype == torch.float32 for tensor in _castable_tensors(arguments))
-            return torch.float32 if has_fp32 else self._dtype
-        return torch.float32
-
-    def _cast(self, value: Any, dtype: torch.dtype) -> Any:
-        """Return an argument, cast where it is a floating-point tensor on meta, or a list of such."""
+    def cast(self, value: Any, dtype: torch.dtype) -> Any:
+        """Return an argument, cast to a dtype where it is a tensor that autocast casts, or a list of such."""
         if isinstance(value, list | tuple):
-            return [self._cast(item, dtype) for item in value]
+            return [self.cast(item, dtype) for item in value]
         if not _is_castable(value) or value.dtype == dtype:
             return value
-        is_shared = dtype == self._dtype and _is_weight(value)
-        return self._weight_copy(value) if is_shared else value.to(dtype)
+        if dtype == self.autocast_dtype and _is_weight(value):
+            return self._weight_copy(value)
+        return value.to(dtype)
 
     def _weight_copy(self, weight: Tensor) -> Tensor:
-        """Return the cast of a weight, made at its first use in this context."""
-        pair = self._copies.get(id(weight))
-        if pair is None:
-            pair = (weight, weight.to(self._dtype))
-            self._copies[id(weight)] = pair
-            self._on_copy(*pair)
-        return pair[1]
+        """Return the cast of a weight, which is made at its first use."""
+        shared = self._shared.get(id(weight))
+        if shared is None:
+            shared = _WeightCopy(weight, weight.to(self.autocast_dtype))
+            self._shared[id(weight)] = shared
+            self._on_copy(shared.weight, shared.copy)
+        return shared.copy
+
+    def forget_copies(self) -> None:
+        """Let go of all shared casts."""
+        self._shared.clear()
+
+
+class _WeightCopy(NamedTuple):
+    """A weight and its cast. The weight is held so that its identity is not given to another tensor."""
+
+    weight: Tensor
+    copy: Tensor
+
+
+class _Kernel:
+    """What torch calls in place of one operation, at the autocast key: it casts, then calls the operation itself."""
+
+    def __init__(self, name: str, *, cast_class: CastClass, device: Literal["cpu", "cuda"], caster: _Caster) -> None:
+        """`name` is that of an operation of aten, with its overload behind a dot: "softmax.int"."""
+        self._name = name
+        self._operation = _operation(name)
+        self._cast_class: CastClass = cast_class
+        self._device = device
+        self._caster = caster
+        self._autocast_keys = torch._C.DispatchKeySet(_dispatch_key())
+
+    def call(self, *arguments: Any, **options: Any) -> Any:
+        """Return what the operation gives under autocast; what it calls inside is not cast again.
+
+        Raises:
+            TraceError: torch refuses this operation under autocast.
+        """
+        is_switched_off = not torch.is_autocast_enabled(self._device)  # by the model itself, for a while
+        with torch._C._ExcludeDispatchKeyGuard(self._autocast_keys):
+            if is_switched_off:
+                return self._operation(*arguments, **options)
+            return self._cast_and_call(arguments, options)
+
+    def _cast_and_call(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Call the operation as its class has it; `CastClass` describes the classes."""
+        match self._cast_class:
+            case "lower":
+                return self._call_in(self._caster.autocast_dtype, arguments, options)
+            case "fp32":
+                return self._call_in(torch.float32, arguments, options)
+            case "promote":
+                return self._call_in(self._widest_dtype(arguments), arguments, options)
+            case "fp32_dtype":
+                return self._call_with_fp32_result(arguments, options)
+            case "fp32_norm":
+                return self._call_norm_with_fp32_result(arguments, options)
+            case "banned":
+                raise TraceError(f"aten::{self._name} is unsafe to autocast, and torch refuses it there")
+
+    def _call_in(self, dtype: torch.dtype, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Call the operation with all its tensors cast to one dtype."""
+        cast_arguments = [self._caster.cast(value, dtype) for value in arguments]
+        cast_options = {name: self._caster.cast(value, dtype) for name, value in options.items()}
+        return self._operation(*cast_arguments, **cast_options)
+
+    def _widest_dtype(self, arguments: tuple[Any, ...]) -> torch.dtype:
+        """Return fp32 where one of the tensors is in fp32, else autocast's dtype."""
+        dtypes = {tensor.dtype for tensor in _castable_tensors(arguments)}
+        return torch.float32 if torch.float32 in dtypes else self._caster.autocast_dtype
+
+    def _call_with_fp32_result(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Call the operation with its argument `dtype` set to fp32, unless the model has set it."""
+        if not _is_castable(arguments[0]):
+            return self._operation(*arguments, **options)
+        position = _argument_names(self._operation).index("dtype")
+        is_set_by_position = position < len(arguments) and arguments[position] is not None
+        is_set_by_name = options.get("dtype") is not None
+        if is_set_by_position or is_set_by_name:
+            return self._operation(*arguments, **options)
+        return self._operation(*arguments[:position], **{**options, "dtype": torch.float32})
+
+    def _call_norm_with_fp32_result(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Call the overload of a norm that takes `dtype`, with fp32: the overload that the model calls has none."""
+        if not _is_castable(arguments[0]):
+            return self._operation(*arguments, **options)
+        norm_with_dtype = _operation(_NORM_OVERLOADS[self._name])
+        return norm_with_dtype(*arguments, **{**options, "dtype": torch.float32})
 
 
 @contextmanager
@@ -157,30 +211,34 @@ def _switched_on(device: str, dtype: torch.dtype) -> Iterator[None]:
 
 
 @contextmanager
-def named_as_meta(device: Literal["cpu", "cuda"]) -> Iterator[None]:
-    """The context in which torch's questions about autocast on "meta", which it refuses, are about `device`."""
-    begin_autocast = torch.autocast.__init__
+def meta_stands_for(device: Literal["cpu", "cuda"]) -> Iterator[None]:
+    """The context in which models may ask torch about autocast on "meta", and switch it there.
 
-    def begin(autocast: torch.autocast, device_type: str, *arguments: Any, **options: Any) -> None:
-        begin_autocast(autocast, _target(device_type), *arguments, **options)
+    Outside of it torch refuses "meta" as a device of autocast. Inside, these calls are about `device`:
+    `torch.is_autocast_enabled("meta")`, `torch.get_autocast_dtype("meta")` and `torch.autocast("meta", ...)`.
+    """
+    is_enabled_on = torch.is_autocast_enabled
+    dtype_on = torch.get_autocast_dtype
+    begin_on = torch.autocast.__init__
 
-    def _target(device_type: str) -> str:
+    def target_type(device_type: str) -> str:
         return device if device_type == "meta" else device_type
 
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(torch.autocast, "__init__", begin))
-        for name in ("is_autocast_enabled", "get_autocast_dtype"):
-            stack.enter_context(patch.object(torch, name, _asking_about(getattr(torch, name), _target)))
+    def is_autocast_enabled(*device_types: str) -> bool:  # torch's own also takes none
+        return is_enabled_on(*map(target_type, device_types))
+
+    def get_autocast_dtype(device_type: str) -> torch.dtype:
+        return dtype_on(target_type(device_type))
+
+    def begin(autocast: torch.autocast, device_type: str, *arguments: Any, **options: Any) -> None:
+        begin_on(autocast, target_type(device_type), *arguments, **options)
+
+    with (
+        patch.object(torch, "is_autocast_enabled", is_autocast_enabled),
+        patch.object(torch, "get_autocast_dtype", get_autocast_dtype),
+        patch.object(torch.autocast, "__init__", begin),
+    ):
         yield
-
-
-def _asking_about(question: Callable[..., Any], target: Callable[[str], str]) -> Callable[..., Any]:
-    """Return a function of torch that takes a device's type, asked about the device that `target` names."""
-
-    def ask(*device_types: str) -> Any:  # `is_autocast_enabled` also takes none
-        return question(*map(target, device_types))
-
-    return ask
 
 
 def _dispatch_key() -> torch._C.DispatchKey:
@@ -190,8 +248,14 @@ def _dispatch_key() -> torch._C.DispatchKey:
 
 
 def _operation(name: str) -> Any:
+    """Return an operation of aten by its name: "softmax.int" with its overload, or "mm" for the default one."""
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def _argument_names(operation: Any) -> list[str]:
+    """Return the names of an operation's arguments, in the order of its schema."""
+    return [argument.name for argument in operation._schema.arguments]
 
 
 def _is_castable(value: Any) -> bool:
@@ -207,23 +271,10 @@ def _is_weight(tensor: Tensor) -> bool:
     return is_trained_leaf and tensor.dtype is torch.float32 and not tensor._is_view()
 
 
-def _castable_tensors(arguments: Sequence[Any]) -> Iterator[Tensor]:
-    """Yield the tensors among arguments, and in lists among them, that autocast casts."""
-    for value in arguments:
+def _castable_tensors(values: Sequence[Any]) -> Iterator[Tensor]:
+    """Yield the tensors among values, and in lists among them, that autocast casts."""
+    for value in values:
         if isinstance(value, list | tuple):
             yield from _castable_tensors(value)
         elif _is_castable(value):
             yield value
-
-
-def _with_fp32_result(
-    operation: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments with `dtype` fp32, where they leave it open and the first tensor is one to cast."""
-    if not _is_castable(arguments[0]):
-        return arguments, dict(options)
-    position = [argument.name for argument in operation._schema.arguments].index("dtype")
-    is_set_by_position = position < len(arguments) and arguments[position] is not None
-    if is_set_by_position or options.get("dtype") is not None:
-        return arguments, dict(options)
-    return arguments[:position], {**options, "dtype": torch.float32}

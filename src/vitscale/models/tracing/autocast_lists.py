@@ -66,6 +66,7 @@ _CPU_PROMOTE = "stack cat index_copy"
 
 
 def _classes(**names_by_class: str) -> Mapping[str, CastClass]:
+    """Operation -> its class, of texts in which the operations of each class are listed."""
     classes: dict[str, CastClass] = {}
     for cast_class, names in names_by_class.items():
         for name in names.split():

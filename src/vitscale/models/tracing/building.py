@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ def meta_model(request: TraceRequest) -> nn.Module:
     Raises:
         RequestError: the model cannot be built.
     """
-    model = _built(request.model.model_copy(update={"weights": None}))
+    model = _build(request.model.model_copy(update={"weights": None}))
     if request.model.task == "segmentation":
         over_real_images(model, synchronised=False)  # as engines do before anything else
     model.to(DTYPES[request.weight_dtype])
@@ -32,8 +33,8 @@ def meta_model(request: TraceRequest) -> nn.Module:
     return model.train()
 
 
-def _built(spec: ModelSpec) -> nn.Module:
-    """Build on meta, which takes no memory; where the building reads values, on the CPU."""
+def _build(spec: ModelSpec) -> nn.Module:
+    """Build a model on meta, which takes no memory; where that fails, as for code that reads values, on the CPU."""
     with suppress(Exception), torch.device("meta"):
         return build(spec)
     return build(spec)
@@ -43,17 +44,31 @@ def _move_to_meta(model: nn.Module) -> None:
     """Move parameters and buffers to meta, in place; those that modules share stay shared (`Module.to` unties them)."""
     moved: dict[Tensor, Tensor] = {}
     for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None and not parameter.is_meta:
-                if parameter not in moved:
-                    on_meta = torch.empty_like(parameter, device="meta")
-                    moved[parameter] = nn.Parameter(on_meta, requires_grad=parameter.requires_grad)
-                module._parameters[name] = moved[parameter]  # type: ignore[assignment]  # made above
-        for name, buffer in module._buffers.items():
-            if buffer is not None and not buffer.is_meta:
-                if buffer not in moved:
-                    moved[buffer] = torch.empty_like(buffer, device="meta")
-                module._buffers[name] = moved[buffer]
+        _move_each(module._parameters, moved)
+        _move_each(module._buffers, moved)
+
+
+def _move_each(tensors_by_name: dict[str, Any], moved: dict[Tensor, Tensor]) -> None:
+    """Replace tensors by those on meta.
+
+    Args:
+        tensors_by_name: a module's parameters or buffers, None where it has no such tensor; changed in place.
+        moved: tensors that were moved before -> the same on meta; those that are moved now are added.
+    """
+    for name, tensor in tensors_by_name.items():
+        if tensor is None or tensor.is_meta:
+            continue
+        if tensor not in moved:
+            moved[tensor] = _on_meta(tensor)
+        tensors_by_name[name] = moved[tensor]
+
+
+def _on_meta(tensor: Tensor) -> Tensor:
+    """Return a tensor of the same shape and dtype on meta; a parameter for a parameter."""
+    on_meta = torch.empty_like(tensor, device="meta")
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(on_meta, requires_grad=tensor.requires_grad)
+    return on_meta
 
 
 def checkpoint_blocks(model: nn.Module, inner_context: Callable[[], AbstractContextManager[None]]) -> None:
@@ -75,6 +90,7 @@ def checkpoint_blocks(model: nn.Module, inner_context: Callable[[], AbstractCont
 
 
 def _enter_around_forward(block: nn.Module, context: Callable[[], AbstractContextManager[None]]) -> None:
+    """Replace a block's forward by one that runs inside a new `context`."""
     forward = block.forward
 
     def forward_in_context(*arguments: object, **options: object) -> object:

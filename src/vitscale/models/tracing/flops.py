@@ -26,78 +26,96 @@ class OperationFlops(NamedTuple):
 
 
 def operation_flops(name: str, arguments: tuple[Any, ...], output: Any) -> OperationFlops | None:
-    """Return the FLOPs of an operation such as "addmm"; None where it multiplies no matrices."""
+    """Return the FLOPs of one call of an operation such as "addmm"; None where it multiplies no matrices.
+
+    Args:
+        name: the operation of aten, without its overload.
+        arguments: its positional arguments, in the order of its schema.
+        output: what it returned.
+    """
     formula = _FORMULAS.get(name)
     if formula is None:
         return None
     return OperationFlops(formula.kind, formula.flops(arguments, output))
 
 
-def _product(rows: Tensor, columns: Tensor) -> int:
-    """Return the FLOPs of `rows` [..., n, k] x `columns` [..., k, m], or of a matrix and a vector [k]."""
-    outputs = columns.shape[-1] if columns.ndim > 1 else 1
-    return 2 * rows.numel() * outputs
+def _product_flops(left: Tensor, right: Tensor) -> int:
+    """Return the FLOPs of `left` [..., n, k] x `right` [..., k, m], or of `left` [..., k] x a vector [k]."""
+    columns = right.shape[-1] if right.ndim > 1 else 1
+    return 2 * left.numel() * columns
 
 
 def _mm(arguments: tuple[Any, ...], output: Any) -> int:
+    """Return the FLOPs of `mm(left, right)` and of operations with the same arguments."""
     del output
-    return _product(arguments[0], arguments[1])
+    return _product_flops(arguments[0], arguments[1])
 
 
 def _addmm(arguments: tuple[Any, ...], output: Any) -> int:
+    """Return the FLOPs of `addmm(bias, left, right)` and of operations with the same arguments."""
     del output
-    return _product(arguments[1], arguments[2])
+    return _product_flops(arguments[1], arguments[2])
 
 
 def _convolution(arguments: tuple[Any, ...], output: Tensor) -> int:
     """Return the FLOPs of `convolution(input, weight, bias, stride, padding, dilation, transposed, ...)`."""
-    images, weight = arguments[:2]
+    inputs, weight = arguments[:2]
     is_transposed = arguments[6]
-    return _kernel_flops(weight, images if is_transposed else output)
+    return _kernel_flops(weight, positions=inputs if is_transposed else output)
 
 
 def _convolution_backward(arguments: tuple[Any, ...], output: Any) -> int:
-    """Return the FLOPs of `convolution_backward`: one forward for each of the input's and the weight's gradient."""
+    """Return the FLOPs of `convolution_backward(output_gradient, input, weight, ..., output_mask)`.
+
+    The gradient of the input and that of the weight each take as much as the forward; the bias's takes no products.
+    """
     del output
-    output_gradient, images, weight = arguments[:3]
+    output_gradient, inputs, weight = arguments[:3]
     is_transposed = arguments[7]
-    needs_input, needs_weight, _ = arguments[10]
-    gradients = int(needs_input) + int(needs_weight)
-    return gradients * _kernel_flops(weight, images if is_transposed else output_gradient)
+    computes_input_gradient, computes_weight_gradient, _ = arguments[10]
+    gradients = int(computes_input_gradient) + int(computes_weight_gradient)
+    return gradients * _kernel_flops(weight, positions=inputs if is_transposed else output_gradient)
 
 
 def _kernel_flops(weight: Tensor, positions: Tensor) -> int:
-    """Return the FLOPs of kernels at every element of `positions`.
+    """Return the FLOPs of kernels at every element of `positions`, each of which takes one row of the weight.
 
     Args:
-        weight: [outputs, inputs / groups, ...], or transposed [inputs, outputs / groups, ...]: of either, each element
-            of `positions` takes one row.
+        weight: [outputs, inputs / groups, height, width], or of a transposed convolution
+            [inputs, outputs / groups, height, width]; also with one or three axes behind the first two.
         positions: the output of a convolution, or the input of a transposed one.
     """
-    return 2 * positions.numel() * math.prod(weight.shape[1:])
+    row_elements = math.prod(weight.shape[1:])
+    return 2 * positions.numel() * row_elements
 
 
 def _attention(arguments: tuple[Any, ...], output: Any) -> int:
+    """Return the FLOPs of attention's `forward(query, key, value, ...)`: query x key, and probabilities x value."""
     del output
     query, key, value = arguments[:3]
-    products: int = query.shape[-1] + value.shape[-1]
-    return _scores(query, key) * products
+    width_of_products: int = query.shape[-1] + value.shape[-1]
+    return 2 * _score_count(query, key) * width_of_products
 
 
 def _attention_backward(arguments: tuple[Any, ...], output: Any) -> int:
+    """Return the FLOPs of attention's `backward(output_gradient, query, key, value, ...)`: four products."""
     del output
     _, query, key, value = arguments[:4]
-    products: int = 2 * (query.shape[-1] + value.shape[-1])
-    return _scores(query, key) * products
+    query_and_key_gradients = 2 * query.shape[-1]
+    value_and_probability_gradients = 2 * value.shape[-1]
+    width_of_products: int = query_and_key_gradients + value_and_probability_gradients
+    return 2 * _score_count(query, key) * width_of_products
 
 
-def _scores(query: Tensor, key: Tensor) -> int:
-    """Return twice the number of scores: the FLOPs of attention for each element of a head's width."""
+def _score_count(query: Tensor, key: Tensor) -> int:
+    """Return the number of scores of `query` [b, heads, queries, d] and `key` [b, heads, keys, d]."""
     images, heads, queries, _ = query.shape
-    return 2 * images * heads * queries * key.shape[-2]
+    return images * heads * queries * key.shape[-2]
 
 
 class _Formula(NamedTuple):
+    """How the FLOPs of an operation are counted, from its arguments and its output."""
+
     kind: Kind
     flops: Callable[[tuple[Any, ...], Any], int]
 

@@ -27,20 +27,34 @@ def line(at_few: int, at_many: int) -> PerImage:
 def upper_envelope(lines: Iterable[PerImage]) -> tuple[PerImage, ...]:
     """Return the lines that are the highest for some whole number of images, from 1 on; the flattest first.
 
-    Example: of 100 + n, 50 + 10n and 60 + 5n the last one is nowhere the highest.
+    Each line of the result is the highest from where it overtakes the one before it to where the next one overtakes it.
+
+    Example: of 100 + n, 60 + 5n and 50 + 10n the second one is left out. It overtakes the first at 10 images, where the
+    third has overtaken it already, at 2.
     """
-    steepest_last = sorted(set(lines), key=lambda amount: (amount.per_image, amount.fixed))
-    hull: list[PerImage] = []
-    for candidate in steepest_last:
-        while hull and candidate.of(1) >= hull[-1].of(1):
-            hull.pop()
-        while len(hull) > 1 and _passes(hull[-1], candidate) <= _passes(hull[-2], hull[-1]):
-            hull.pop()
-        hull.append(candidate)
-    return tuple(hull)
+    flattest_first = sorted(set(lines), key=lambda amount: (amount.per_image, amount.fixed))
+    envelope: list[PerImage] = []
+    for steeper in flattest_first:
+        while envelope and _is_never_highest(envelope, steeper):
+            envelope.pop()
+        envelope.append(steeper)
+    return tuple(envelope)
 
 
-def _passes(flat: PerImage, steep: PerImage) -> int:
-    """Return the first number of images at which `steep` is at least as high as `flat`."""
-    lead = flat.fixed - steep.fixed
-    return -(-lead // (steep.per_image - flat.per_image))
+def _is_never_highest(envelope: list[PerImage], steeper: PerImage) -> bool:
+    """Whether the last line of an envelope is nowhere the highest, once a line that is steeper is added behind it."""
+    last = envelope[-1]
+    if steeper.of(1) >= last.of(1):
+        return True  # the steeper one is as high from the first image on
+    if len(envelope) == 1:
+        return False
+    begin = _overtaking_images(envelope[-2], last)
+    end = _overtaking_images(last, steeper)
+    return end <= begin
+
+
+def _overtaking_images(flatter: PerImage, steeper: PerImage) -> int:
+    """Return the smallest number of images at which `steeper` is at least as high as `flatter`."""
+    lead = flatter.fixed - steeper.fixed
+    gain_per_image = steeper.per_image - flatter.per_image
+    return -(-lead // gain_per_image)  # rounded up

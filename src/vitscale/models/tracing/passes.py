@@ -16,7 +16,7 @@ from vitscale.models.blocks import blocks_of
 from vitscale.models.losses import label_losses, slot_loss, tally
 from vitscale.models.named import AuxiliaryLogits
 from vitscale.models.tracing.attention import attention_of
-from vitscale.models.tracing.autocast import EmulatedAutocast, named_as_meta
+from vitscale.models.tracing.autocast import EmulatedAutocast, meta_stands_for
 from vitscale.models.tracing.building import DTYPES, checkpoint_blocks
 from vitscale.models.tracing.errors import TraceError
 from vitscale.models.tracing.recorder import Recorder, Recording
@@ -57,29 +57,37 @@ class TracedPasses:
             checkpoint_blocks(model, self._block_context)
 
     def run(self, images: int) -> Recording:
-        """Run a micro-batch of so many images; the gradients of the pass before are cleared first."""
+        """Run a micro-batch of so many images; the gradients of the pass before are cleared first.
+
+        It sets `attempted`, also where it fails.
+        """
         self._model.zero_grad(set_to_none=True)
         batch = self._batch(images)
         recorder = Recorder(self._model, batch)
         self._recorder = recorder
-        gc.collect()
-        gc.disable()  # what cycles hold would be freed at any moment
-        try:
-            with ExitStack() as stack:
-                stack.enter_context(attention_of(self._request.device))
-                stack.enter_context(named_as_meta(self._request.device))
-                if self._autocast is not None:
-                    stack.enter_context(self._autocast.installed())
-                stack.enter_context(self._parts_followed(recorder))
-                stack.enter_context(self._batch_norms_followed(recorder.recording))
-                stack.enter_context(recorder)
-                self._forward_and_backward(recorder, *batch)
-            recorder.leave_out(gradient for gradient in self._gradients())
-        finally:
-            gc.enable()
-            self.attempted = recorder.attempted
-            recorder.close()
+        with _garbage_collection_paused():
+            try:
+                with self._target_device_emulated(), self._observed_by(recorder):
+                    self._forward_and_backward(recorder, *batch)
+                recorder.leave_out(self._gradients())
+            finally:
+                self.attempted = recorder.attempted
+                recorder.close()
         return recorder.recording
+
+    @contextmanager
+    def _target_device_emulated(self) -> Iterator[None]:
+        """The context in which attention and autocast on meta tensors are those of the request's device."""
+        device = self._request.device
+        autocast_kernels = nullcontext() if self._autocast is None else self._autocast.installed()
+        with attention_of(device), meta_stands_for(device), autocast_kernels:
+            yield
+
+    @contextmanager
+    def _observed_by(self, recorder: Recorder) -> Iterator[None]:
+        """The context in which a recorder learns of operations, of the blocks' bounds, and of batch norms."""
+        with self._parts_followed(recorder), self._batch_norms_followed(recorder.recording), recorder:
+            yield
 
     def without_gradient(self) -> list[nn.Parameter]:
         """Return the parameters to be trained that the last pass gave no gradient."""
@@ -98,7 +106,8 @@ class TracedPasses:
     def _forward_and_backward(self, recorder: Recorder, images: Tensor, labels: Tensor) -> None:
         """Do what `Engine.micro_step` and `Passes.micro_step` do with a micro-batch."""
         spec = self._request.model
-        auxiliary = AuxiliaryLogits(self._model, spec.auxiliary_weight if spec.task == "segmentation" else 0.0)
+        auxiliary_weight = spec.auxiliary_weight if spec.task == "segmentation" else 0.0
+        auxiliary = AuxiliaryLogits(self._model, auxiliary_weight)
         try:
             recorder.begin_part(BEFORE_BLOCKS, block=0)
             with self._forward_autocast():
@@ -109,19 +118,22 @@ class TracedPasses:
             loss = _loss(logits.float(), labels, auxiliary)
             recorder.begin_backward()
             loss.backward()
-            del loss, logits
+            del loss, logits  # the loop holds them until here
         finally:
             auxiliary.close()
 
     def _check_logits(self, logits: Tensor, labels: Tensor) -> None:
-        """Refuse a model whose output has another shape than labels of its task need."""
+        """Refuse logits that are not [n, classes] for labels [n], or [n, classes, H, W] for labels [n, H, W]."""
         classes = self._request.model.num_classes
-        has_shape = logits.shape[0] == labels.shape[0] and logits.ndim == (2 if labels.ndim == 1 else 4)
+        image_count = labels.shape[0]
+        dimensions = 2 if labels.ndim == 1 else 4
+        has_shape = logits.shape[0] == image_count and logits.ndim == dimensions
         if not has_shape or (classes is not None and logits.shape[1] != classes):
-            what = f"the model gives {tuple(logits.shape)} for {labels.shape[0]} images"
-            raise TraceError(f"{what}, and {classes} classes are trained")
+            output = f"the model gives {tuple(logits.shape)} for {image_count} images"
+            raise TraceError(f"{output}, and {classes} classes are trained")
 
     def _forward_autocast(self) -> AbstractContextManager[None]:
+        """Return the context of a forward under autocast, where the request has it."""
         return nullcontext() if self._autocast is None else self._autocast.active()
 
     @contextmanager
@@ -133,30 +145,33 @@ class TracedPasses:
 
     @contextmanager
     def _parts_followed(self, recorder: Recorder) -> Iterator[None]:
-        """The context in which blocks say that their forward begins and ends."""
-        numbers: dict[nn.Module, int] = {}
+        """The context in which the recorder begins a part wherever the forward of a block begins or ends.
 
-        def begin(block: nn.Module, arguments: object) -> None:
+        Blocks are numbered from 1 on, in the order in which they are first called.
+        """
+        number_by_block: dict[nn.Module, int] = {}
+
+        def begin_block(block: nn.Module, arguments: object) -> None:
             del arguments
-            number = numbers.setdefault(block, len(numbers) + 1)
+            number = number_by_block.setdefault(block, len(number_by_block) + 1)
             recorder.begin_part(self._block_names[block], number)
 
-        def end(block: nn.Module, arguments: object, output: object) -> None:
+        def end_block(block: nn.Module, arguments: object, output: object) -> None:
             del block, arguments, output
             recorder.begin_part(BETWEEN_BLOCKS, block=0)
 
         with ExitStack() as stack:
             for block in self._block_names:
-                stack.callback(block.register_forward_pre_hook(begin).remove)
-                stack.callback(block.register_forward_hook(end).remove)
+                stack.callback(block.register_forward_pre_hook(begin_block).remove)
+                stack.callback(block.register_forward_hook(end_block).remove)
             yield
 
     @contextmanager
     def _batch_norms_followed(self, recording: Recording) -> Iterator[None]:
-        """The context in which batch norms note their channels when they are first called."""
+        """The context in which each batch norm's channels are recorded when it is first called."""
         called: set[nn.Module] = set()
 
-        def note(norm: _BatchNorm, arguments: object) -> None:
+        def record_channels(norm: _BatchNorm, arguments: object) -> None:
             del arguments
             if norm not in called:
                 called.add(norm)
@@ -165,7 +180,7 @@ class TracedPasses:
         with ExitStack() as stack:
             for module in self._model.modules():
                 if isinstance(module, _BatchNorm):
-                    stack.callback(module.register_forward_pre_hook(note).remove)
+                    stack.callback(module.register_forward_pre_hook(record_channels).remove)
             yield
 
     def _note_weight_copy(self, weight: Tensor, copy: Tensor) -> None:
@@ -174,6 +189,17 @@ class TracedPasses:
 
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
+
+
+@contextmanager
+def _garbage_collection_paused() -> Iterator[None]:
+    """The context in which no garbage is collected: tensors in reference cycles would be freed at any moment."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _loss(logits: Tensor, labels: Tensor, auxiliary: AuxiliaryLogits) -> Tensor:

@@ -5,6 +5,8 @@ lives; a weak reference notes when it is freed, before its address can come back
 
 A model runs through its parts one after the other (`begin_part`). Operations of backward belong to the part in whose
 forward their autograd node was made: autograd numbers its nodes, and each part has a range of numbers.
+
+Operations, storages and parts are numbered from 0 on, by their position in the lists of the `Recording`.
 """
 
 from __future__ import annotations
@@ -61,8 +63,9 @@ class Storage:
     """False for gradients of parameters and autocast's copies of weights, which depend on the engine."""
 
     def is_live_at(self, operation: int) -> bool:
-        """Whether it is there right after an operation has made its outputs."""
-        return self.made <= operation and (self.freed is None or operation < self.freed)
+        """Whether it is there right after the operation with this index has made its outputs."""
+        is_freed = self.freed is not None and self.freed <= operation
+        return self.made <= operation and not is_freed
 
 
 @dataclass
@@ -84,7 +87,11 @@ class Recording:
 
 
 class Recorder(TorchDispatchMode):
-    """Records while it is entered, from the first part's forward to the end of backward."""
+    """Records while it is entered, from the first part's forward to the end of backward.
+
+    The caller says what the model does: `begin_part` before each part of forward, then `begin_backward`. `close` ends
+    the recording; storages that live on after it are not recorded as freed.
+    """
 
     def __init__(self, model: nn.Module, inputs: Iterable[Tensor]) -> None:
         """The storages of parameters, buffers and `inputs` are there before, and not recorded."""
@@ -92,17 +99,20 @@ class Recorder(TorchDispatchMode):
         self.recording = Recording()
         self.attempted: str | None = None
         """The operation that has begun and not returned; after an error the one that raised it."""
-        self._parameters = {_address(parameter): name for name, parameter in model.named_parameters()}
+        self._parameter_names = {_address(parameter): name for name, parameter in model.named_parameters()}
+        """Address of a parameter's storage -> its name."""
         existing = [*model.parameters(), *model.buffers(), *inputs]
         self._existing_storages = [tensor.untyped_storage() for tensor in existing]
         """Held, so that none of their addresses comes back where a model replaces a buffer."""
-        self._existing = {*map(_address, existing)}
-        self._numbers: dict[int, int] = {}
-        """Address of a living storage -> its index among the storages of the recording."""
+        self._existing_addresses = {*map(_address, existing)}
+        self._storage_numbers: dict[int, int] = {}
+        """Address of a living storage -> its number."""
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        """Number of a living storage -> the reference that notes when it is freed."""
         self._is_backward = False
         self._is_recomputing = False
         self._part = -1
+        """Index of the part that the model runs through; in backward the one of the last node that was run."""
 
     def begin_part(self, name: str, block: int) -> None:
         """Begin the forward of another part."""
@@ -117,24 +127,24 @@ class Recorder(TorchDispatchMode):
     @contextmanager
     def recomputing(self) -> Iterator[None]:
         """The context of a block's forward; in backward it is what checkpointing computes again."""
-        before = self._is_recomputing
+        was_recomputing = self._is_recomputing
         self._is_recomputing = self._is_backward
         try:
             yield
         finally:
-            self._is_recomputing = before
+            self._is_recomputing = was_recomputing
 
     def leave_out(self, tensors: Iterable[Tensor]) -> None:
         """Leave the storages of these tensors out of all sums, from when they were made."""
         for tensor in tensors:
-            number = self._numbers.get(_address(tensor))
+            number = self._storage_numbers.get(_address(tensor))
             if number is not None:
                 self.recording.storages[number].is_counted = False
 
     def note_weight_copy(self, weight: Tensor, copy: Tensor) -> None:
         """Note that autocast has cast a weight."""
         self.leave_out([copy])
-        name = self._parameters.get(_address(weight))
+        name = self._parameter_names.get(_address(weight))
         if name is not None:
             self.recording.cast_parameters.add(name)
 
@@ -142,6 +152,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        """Call an operation and record it; torch calls this for each one while the recorder is entered."""
         del types
         name = func.overloadpacket.__name__
         self.attempted = name
@@ -149,7 +160,7 @@ class Recorder(TorchDispatchMode):
         options = dict(kwargs or {})
         output = func(*args, **options)
         if not self._is_backward:
-            self._note_parameters([*args, *options.values()], part)
+            self._note_parameter_uses([*args, *options.values()], part)
         flops = operation_flops(name, args, output)
         self.recording.operations.append(TracedOperation(name, part, self._is_backward, self._is_recomputing, flops))
         for tensor in _tensors(output):
@@ -158,37 +169,56 @@ class Recorder(TorchDispatchMode):
         return output
 
     def _current_part(self) -> int:
-        """Return the part that an operation belongs to, by autograd's node in backward."""
-        if self._is_backward:
-            # Gradients that meet are added outside of nodes, and the nodes of parameters have the largest number.
-            node = torch._C._current_autograd_node()
-            number = None if node is None else node._sequence_nr()
-            if number is not None and number < torch._C._autograd._get_sequence_nr():
-                firsts = [part.first_node for part in self.recording.parts]
-                self._part = max(0, bisect.bisect_right(firsts, number) - 1)
+        """Return the index of the part that the operation which now runs belongs to.
+
+        In backward it is the part in whose forward the running node was made. Two kinds of operation have no such node,
+        and belong to the part of the operation before: gradients that meet are added outside of nodes, and the nodes
+        of parameters have the largest number there is.
+        """
+        if not self._is_backward:
+            return self._part
+        node: Any = torch._C._current_autograd_node()  # None outside of nodes, which torch's stubs leave out
+        if node is None:
+            return self._part
+        node_number = node._sequence_nr()
+        if node_number < torch._C._autograd._get_sequence_nr():
+            self._part = self._part_of_node(node_number)
         return self._part
 
-    def _note_parameters(self, arguments: Any, part: int) -> None:
+    def _part_of_node(self, node_number: int) -> int:
+        """Return the index of the part whose forward made an autograd node; 0 for nodes that were made before.
+
+        Example: parts whose first nodes are 10, 14 and 20 have the nodes 10 to 13, 14 to 19, and 20 and above.
+        """
+        first_nodes = [part.first_node for part in self.recording.parts]
+        begun_parts = bisect.bisect_right(first_nodes, node_number)
+        return max(0, begun_parts - 1)
+
+    def _note_parameter_uses(self, arguments: Any, part: int) -> None:
+        """Note the first part that uses each parameter among an operation's arguments."""
         for tensor in _tensors(arguments):
-            name = self._parameters.get(_address(tensor))
+            name = self._parameter_names.get(_address(tensor))
             if name is not None:
                 self.recording.parameter_uses.setdefault(name, part)
 
     def _note_storage(self, tensor: Tensor, part: int) -> None:
-        """Record the storage of an operation's output, unless it was there before."""
+        """Record the storage of an output of the last operation, unless it was there before."""
         address = _address(tensor)
-        if address in self._numbers or address in self._existing or tensor.device.type != "meta":
+        is_there_already = address in self._storage_numbers or address in self._existing_addresses
+        if is_there_already or tensor.device.type != "meta":
             return
         storage = tensor.untyped_storage()
         number = len(self.recording.storages)
-        made = len(self.recording.operations) - 1
-        self.recording.storages.append(Storage(made, storage.nbytes(), part, self._is_backward))
-        self._numbers[address] = number
+        last_operation = len(self.recording.operations) - 1
+        self.recording.storages.append(
+            Storage(made=last_operation, storage_bytes=storage.nbytes(), part=part, is_backward=self._is_backward)
+        )
+        self._storage_numbers[address] = number
 
         def note_free(reference: object) -> None:
             del reference
             self.recording.storages[number].freed = len(self.recording.operations)
-            del self._numbers[address]
+            del self._storage_numbers[address]
             del self._references[number]
 
         self._references[number] = weakref.ref(storage, note_free)
@@ -199,11 +229,12 @@ class Recorder(TorchDispatchMode):
 
 
 def _address(tensor: Tensor) -> int:
+    """Return the address of a tensor's storage, which its views share."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors of an operation's arguments or outputs."""
+    """Yield the tensors of an operation's arguments or outputs, those in lists included."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):

@@ -20,8 +20,8 @@ from vitscale.trial.model_card import TRACER_VERSION, ModelCard, TraceRequest
 
 _LIBRARIES = ("torch", "transformers", "timm", "torchvision")
 _LONGEST_REASON = 200
-_NO_MODEL_CODE = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-"""Folders of files that run a model, and are none."""
+_FOLDERS_WITHOUT_MODELS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+"""Folders of torch and of this package: their files run a model's code, and are none of it."""
 
 
 def trace(request: TraceRequest) -> ModelCard:
@@ -41,9 +41,9 @@ def trace(request: TraceRequest) -> ModelCard:
 def _traced_pair(passes: TracedPasses) -> TracePair:
     """Run the model at both numbers of images, with the parameters frozen that get no gradient."""
     few = _run(passes, FEW_IMAGES)
-    unused = passes.without_gradient()
-    if unused:
-        _freeze(unused)
+    unused_parameters = passes.without_gradient()
+    if unused_parameters:
+        _freeze(unused_parameters)
         few = _run(passes, FEW_IMAGES)
     pair = TracePair(few, _run(passes, MANY_IMAGES))
     if first_difference(pair) is not None:
@@ -59,6 +59,7 @@ def _freeze(parameters: list[nn.Parameter]) -> None:
 
 
 def _run(passes: TracedPasses, images: int) -> Recording:
+    """Run the model once; an error of its own becomes a `TraceError`."""
     try:
         return passes.run(images)
     except VitscaleError:
@@ -70,23 +71,24 @@ def _run(passes: TracedPasses, images: int) -> Recording:
 def _stopped(operation: str | None, error: Exception) -> TraceError:
     """Return the error of a trace that an operation, or the model's own code, has stopped."""
     reason = " ".join(str(error).split())[:_LONGEST_REASON].rstrip(".")
-    place = _place(error)
-    if operation is not None:
-        place = f"the operation {operation} ({place})"
-    return TraceError(f"counting the model without running it stopped at {place}: {type(error).__name__}: {reason}")
+    code_line = _code_line(error)
+    location = code_line if operation is None else f"the operation {operation} ({code_line})"
+    return TraceError(f"counting the model without running it stopped at {location}: {type(error).__name__}: {reason}")
 
 
-def _place(error: Exception) -> str:
-    """Return the file and line outside of torch that raised an error, as "modeling_vit.py, line 12"."""
+def _code_line(error: Exception) -> str:
+    """Return the line of the model's code that an error came through last, as "modeling_vit.py, line 12"."""
     frames = traceback.extract_tb(error.__traceback__)
-    foreign = [frame for frame in frames if not frame.filename.startswith(_NO_MODEL_CODE)]
-    if not foreign:
+    model_frames = [frame for frame in frames if not frame.filename.startswith(_FOLDERS_WITHOUT_MODELS)]
+    if not model_frames:
         return "the loss or its backward"
-    return f"{Path(foreign[-1].filename).name}, line {foreign[-1].lineno}"
+    last_frame = model_frames[-1]
+    return f"{Path(last_frame.filename).name}, line {last_frame.lineno}"
 
 
 def _versions(model: nn.Module) -> dict[str, str]:
     """Library or "tracer" -> version, of the libraries whose modules the model is made of."""
     packages = {type(module).__module__.partition(".")[0] for module in model.modules()}
-    libraries = [library for library in _LIBRARIES if library in {"torch", *packages}]
-    return {library: importlib.metadata.version(library) for library in libraries} | {"tracer": TRACER_VERSION}
+    packages.add("torch")
+    versions = {library: importlib.metadata.version(library) for library in _LIBRARIES if library in packages}
+    return versions | {"tracer": TRACER_VERSION}

@@ -54,7 +54,7 @@ def make_card(model: ModelSpec = FACTORY, **request: Any) -> ModelCard:
         request=TraceRequest(model=resolved, **request),
         versions={"tracer": "1"},
         parts=parts,
-        frozen_elements=7,
+        frozen_elements=3,
         buffer_bytes=11,
         logits=PerImage(0, 12),
         forward_flops={"matmul": PerImage(10, 280), "convolution": PerImage(0, 400)},

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+from pydantic import ValidationError
 
 from card_factory import CLASSES, FACTORY, PARAMETERS, make_card
 from vitscale.trial import known_models, model_cost
@@ -59,6 +62,39 @@ def test_two_configurations_of_one_name_are_told_apart_by_digest_or_not_at_all(k
     assert known.counts(first.request.model) is None
 
 
+def test_two_versions_of_a_library_s_model_are_one_only_if_they_count_alike(known: KnownModels) -> None:
+    card = make_card()
+    newer = card.model_copy(update={"versions": {"timm": "2.0"}})
+    known.put_all([card, newer])
+    assert known.counts(card.request.model) == card
+    known.put(_larger(newer))
+    assert known.counts(card.request.model) is None
+    assert known.card(card.request) is None
+
+
+def test_other_flops_under_one_name_are_as_ambiguous_as_other_parameters(known: KnownModels) -> None:
+    card = make_card(model_digest="a" * 64)
+    slower = make_card(model_digest=OTHER_DIGEST).model_copy(update={"forward_flops": {"matmul": PerImage(0, 9)}})
+    known.put_all([card, slower])
+    assert known.counts(card.request.model) is None
+
+
+def test_a_configuration_that_counts_the_same_is_answered_by_the_same_card(known: KnownModels) -> None:
+    card, same = make_card(model_digest="a" * 64), make_card(model_digest=OTHER_DIGEST)
+    known.put_all([card, same])
+    assert known.card(same.request) == card
+    assert known.card(card.request.model_copy(update={"model_digest": None})) == card
+
+
+def test_what_is_traced_now_takes_the_place_of_what_was_known(known: KnownModels) -> None:
+    """As where a factory was changed after its first run."""
+    old, new = make_card(model_digest="a" * 64), _larger(make_card(model_digest=OTHER_DIGEST))
+    known.put(old)
+    known.replace(new)
+    assert known.card(new.request.model_copy(update={"model_digest": None})) == new
+    assert known.counts(new.request.model) == new
+
+
 def test_why_there_is_no_card_is_remembered(known: KnownModels) -> None:
     request = make_card().request
     assert known.reason(request) == ""
@@ -71,7 +107,7 @@ def test_counts_of_a_model_that_no_formula_has_are_its_cards(known: KnownModels)
     assert model_cost.parameters(model) is None
     assert model_cost.training_flops(model) is None
     known.put(make_card())
-    assert model_cost.counted_parameters(model) == (PARAMETERS + 7, "traced")
+    assert model_cost.counted_parameters(model) == (PARAMETERS + 3, "traced")
     # Forward 10 + 680 an image, backward 20 + 960 an image; in a micro-batch of 10 each has a tenth of the 30.
     assert model_cost.forward_flops(model) == 690
     assert model_cost.training_flops(model) == 690 + 980
@@ -97,3 +133,25 @@ def test_a_formula_comes_before_a_card(known: KnownModels) -> None:
 
 def test_the_process_has_one_collection() -> None:
     assert vars(model_cost)["KNOWN_MODELS"] is known_models.KNOWN_MODELS
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"parts": []},
+        {"frozen_elements": -1},
+        {"buffer_bytes": 2**60},
+        {"logits": [10**400, 0]},
+        {"batch_norm_channels": [0]},
+        {"parts": [{"name": "x", "block": 3 * 10**7}]},
+        {"parts": [{"name": "x", "block": 0, "forward": []}]},
+        {"parts": [{"name": "x", "block": 0, "modules": [{"name": "m", "shapes": []}]}]},
+        {"parts": [{"name": "x", "block": 0, "modules": [{"name": "m", "shapes": [[0]]}]}]},
+        {"parts": [{"name": "x", "block": 0, "modules": [{"name": "m", "shapes": [[2] * 20_000]}]}]},
+    ],
+)
+def test_a_card_that_cannot_be_is_refused(change: dict[str, object]) -> None:
+    """A card is input: it may come with a stranger's results."""
+    content = make_card().model_dump(mode="json") | change
+    with pytest.raises(ValidationError):
+        ModelCard.model_validate_json(json.dumps(content))

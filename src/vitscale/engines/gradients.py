@@ -49,7 +49,7 @@ def tensors(shapes: ParameterShapes) -> list[Tensor]:
         block_number = next(wrapped_block_numbers) if block.wrapped else None
         modules += block.in_forward
         block_by_module += [block_number] * len(block.in_forward)
-    total_macs = sum(module.macs for module in modules)
+    total_macs = max(1, sum(module.macs for module in modules))  # a model may multiply nothing
     macs_until_end = accumulate(module.macs for module in modules)
     ends = [min(1.0, macs / total_macs) for macs in macs_until_end]
     begins = [0.0, *ends[:-1]]  # each module begins where the one before it ends

@@ -30,6 +30,8 @@ class Part(NamedTuple):
     there too."""
     modules: tuple[Module, ...] = ()
     """Its modules in the order of forward."""
+    copied_elements: int | None = None
+    """Elements of weights that autocast copies, as a traced model has them; None: those of all products."""
     block: int = 0
     """The number of the wrapped block that holds it, from 1 on; outside blocks 0 before them and -1 behind them."""
 
@@ -40,6 +42,8 @@ class Part(NamedTuple):
 
     def cast_bytes(self, *, linear: bool) -> int:
         """Return the bytes of the 16-bit copies that autocast makes of its weights; `linear`: of linear layers too."""
+        if linear and self.copied_elements is not None:
+            return 2 * self.copied_elements
         cast = [module for module in self.modules if module.macs > 0]
         if not linear:
             cast = [module for module in cast if _is_convolution(module)]

@@ -12,7 +12,7 @@ from itertools import groupby
 from operator import ge
 from typing import NamedTuple
 
-from vitscale.trial.model_cost import ParameterShapes, recorded_shapes, stage_blocks, swin_shape
+from vitscale.trial.model_cost import ParameterShapes, has_formula, recorded_shapes, stage_blocks, swin_shape
 from vitscale.trial.model_counts import ModelBlock, stages
 from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
 from vitscale.trial.rank_batches import largest_micro_batch
@@ -210,7 +210,7 @@ def slowest_ranks(trial: Trial) -> list[int]:
 def _compute_shares(trial: Trial) -> list[float]:
     """`compute_share` of each place in the pipeline."""
     whole, parallel = recorded_shapes(trial.model), trial.parallel
-    if whole is None or parallel.ranks_per_model == 1:
+    if whole is None or parallel.ranks_per_model == 1 or not has_formula(trial.model):
         return [1.0]
     more, of_tokens = 0.0, 1 / parallel.sequence
     if swin := swin_shape(trial.model):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from rich import filesize
 
+from vitscale.engines.trace_requests import needs_card
 from vitscale.errors import RequestError
 from vitscale.machine.hardware import this_machine
 from vitscale.prediction.memory.forecast import forecast_bytes, memory_inputs, oom_chance
@@ -243,6 +244,8 @@ def _ids_by_image_group(trials: Mapping[str, Trial], fits: Mapping[str, MemoryFi
     for trial_id, trial in trials.items():
         fit = fits.get(trial_id)
         if fit is None or fit.oom_chance is None or trial.model.patch_size is None:
+            continue
+        if needs_card(trial):  # a card is of one image size
             continue
         group = _ImageGroup(memory_key(_with_image_size(trial, 1, checkpointing=False)), fit.capacity_bytes)
         ids_by_group.setdefault(group, []).append(trial_id)

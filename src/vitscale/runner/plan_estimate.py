@@ -213,6 +213,7 @@ class PlanEstimate:
         largest = fit.largest
         return {
             "memory_bytes": fit.forecast_bytes,
+            "memory_reason": None if fit.forecast_bytes is not None else unavailable(trial) or None,
             "memory_capacity_bytes": fit.capacity_bytes,
             "oom_chance": fit.oom_chance,
             "largest_micro_batch": None if largest is None else largest.kept,

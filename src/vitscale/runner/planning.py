@@ -26,6 +26,7 @@ from vitscale.study import user_model
 from vitscale.study.cards import find_cards
 from vitscale.study.expand import Expansion, expand
 from vitscale.study.file import FEWEST_FOR_TARGET, Overlay, StudyFile
+from vitscale.study.model_checks import check_blocks
 from vitscale.study.sections import AUTO, MeasureSection
 from vitscale.trial.trial import DataSpec, Trial, World, samples_used
 
@@ -131,7 +132,9 @@ def plan(
     overlay: Overlay | None = None,
     results: Path | None = None,
 ) -> Plan:
-    """Read a study and check it against its hosts and data; starts nothing and writes nothing.
+    """Read a study and check it against its hosts and data; starts no rank and writes no results.
+
+    Models that no formula counts are traced by a process of its own, and their cards kept in the user's cache.
 
     Args:
         study: the study file's path, or the file read.
@@ -179,8 +182,16 @@ def plan(
 
 
 def _study_record(file: StudyFile, expansion: Expansion) -> StudyRecord:
-    """Return the record of a study, as it is written to study.json."""
+    """Return the record of a study, as it is written to study.json; models that no formula counts are traced.
+
+    Raises:
+        RequestError: the study asks for what works block by block of a model without blocks.
+    """
     measure = file.study.measure
+    cards = find_cards(expansion.trials, expansion.factory_digests, user_model.user_folders(file.path))
+    if cards:  # whether a traced model has blocks is known only now
+        for trial in expansion.trials.values():
+            check_blocks(trial)
     return StudyRecord(
         name=file.study.name,
         text=file.text,
@@ -193,7 +204,7 @@ def _study_record(file: StudyFile, expansion: Expansion) -> StudyRecord:
         versions=installed_versions({trial.train.engine for trial in expansion.trials.values()}),
         dataset_fingerprints=expansion.fingerprints,
         factory_digests=expansion.factory_digests,
-        cards=find_cards(expansion.trials, expansion.factory_digests, user_model.user_folders(file.path)),
+        cards=cards,
         vitscale=program.identity(),
     )
 

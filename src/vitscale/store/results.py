@@ -193,7 +193,7 @@ class StudyRecord(Record):
     factory_digests: dict[str, str] = Field(default={})
     """Trial identity -> SHA-256 of the file of its `model.factory`; lacks trials without one, or whose file is no
     text. Empty in format 11: unknown."""
-    cards: tuple[ModelCard, ...] = ()
+    cards: tuple[ModelCard, ...] = Field(default=(), max_length=1000)
     """Counts of the models that no formula counts, as they were traced when the study was planned."""
     imported: StudyImport | None = None
     """Null for a study of vitscale's own."""

@@ -418,7 +418,7 @@ def check_blocks(trial: Trial) -> None:
     shapes = recorded_shapes(trial.model)
     if shapes is None or any(block.wrapped for block in shapes.blocks):
         return
-    model_name = shown(trial.model.name or trial.model.hf)
+    model_name = shown(trial.model_name)
     for option in ("activation_checkpointing", "compile"):
         if getattr(trial.train, option):
             raise RequestError(

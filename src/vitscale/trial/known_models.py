@@ -1,17 +1,36 @@
 """The cards that this process knows: of the study that is planned, and of results that were read.
 
-Counts of a model that no formula has are looked up here. A card says itself what it is of, so that putting one in can
-only make a count known, never change it. Where two cards of one name differ (the hub changed the configuration between
-two studies), the count is unknown unless the question says which one it means.
+Counts of a model that no formula has are looked up here. Where two cards of one name differ (the hub changed the
+configuration between two studies, or a library its model), the count is unknown unless the question says which one it
+means. What a plan traces takes the place of what was known of the same name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import lru_cache
+from typing import NamedTuple
 
 from vitscale.trial.model_card import ModelCard, TraceRequest
 from vitscale.trial.model_spec import ModelSpec
+
+_MOST_CARDS_OF_A_REQUEST = 16
+"""Cards of one request that are told apart by digest; more only make it more ambiguous."""
+
+
+class _Known(NamedTuple):
+    """A card, and the configurations that have the same counts."""
+
+    card: ModelCard
+    digests: set[str | None]
+
+
+class _Counts(NamedTuple):
+    """What all cards of a model have alike, whatever the device and the precision."""
+
+    parameters: int
+    forward_flops: tuple[int, int]
+    backward_flops: tuple[int, int]
 
 
 class KnownModels:
@@ -25,19 +44,32 @@ class KnownModels:
     """
 
     def __init__(self) -> None:
-        self._cards_by_model: dict[ModelSpec, list[ModelCard]] = {}
+        self._known_by_conditions: dict[TraceRequest, list[_Known]] = {}
+        """Request without its digest -> the cards that count differently."""
+        self._conditions_by_model: dict[ModelSpec, dict[TraceRequest, None]] = {}
         self._reasons: dict[TraceRequest, str] = {}
 
     def put(self, card: ModelCard) -> None:
-        """Add a card; one of the same request that counts the same is there already."""
-        cards = self._cards_by_model.setdefault(counted_part(card.request.model), [])
-        if not any(_count_the_same(card, other) for other in cards):
-            cards.append(card)
+        """Add a card beside others of the same name; one that counts the same as a known one adds its digest alone."""
+        conditions = _without_digest(card.request)
+        known = self._known_by_conditions.setdefault(conditions, [])
+        self._conditions_by_model.setdefault(conditions.model, {})[conditions] = None
+        for other in known:
+            if _count_the_same(card, other.card):
+                other.digests.add(card.request.model_digest)
+                return
+        if len(known) < _MOST_CARDS_OF_A_REQUEST:
+            known.append(_Known(card, {card.request.model_digest}))
 
     def put_all(self, cards: Iterable[ModelCard]) -> None:
         """Add several cards."""
         for card in cards:
             self.put(card)
+
+    def replace(self, card: ModelCard) -> None:
+        """Put a card in place of all others of the same request, whatever their digests."""
+        self._known_by_conditions.pop(_without_digest(card.request), None)
+        self.put(card)
 
     def put_reason(self, request: TraceRequest, reason: str) -> None:
         """Remember why there is no card for a request."""
@@ -48,8 +80,9 @@ class KnownModels:
 
         A request without a digest is answered by a card of any configuration, if there is only one.
         """
-        conditions = _without_digest(request)
-        cards = [card for card in self._cards_of_model(request) if _without_digest(card.request) == conditions]
+        known = self._known_by_conditions.get(_without_digest(request), [])
+        digest = request.model_digest
+        cards = [other.card for other in known if digest is None or digest in other.digests]
         return cards[0] if len(cards) == 1 else None
 
     def reason(self, request: TraceRequest) -> str:
@@ -59,21 +92,16 @@ class KnownModels:
     def counts(self, model: ModelSpec) -> ModelCard | None:
         """Return any card of a model, for what all its cards have alike: parameters and FLOPs.
 
-        None where there is none, or where two cards have different parameters: they are of two configurations.
+        None where there is none, or where two cards of one request have different parameters or FLOPs.
         """
-        cards = self._cards_by_model.get(counted_part(model), [])
-        if not cards:
-            return None
-        digests = {card.request.model_digest for card in cards}
-        parameter_counts = {card.parameters for card in cards}
-        is_ambiguous = len(digests) > 1 and len(parameter_counts) > 1
-        return None if is_ambiguous else cards[0]
-
-    def _cards_of_model(self, request: TraceRequest) -> Iterator[ModelCard]:
-        """Yield the cards of the request's model; only those of its own configuration if it has a digest of that."""
-        for card in self._cards_by_model.get(counted_part(request.model), []):
-            if request.model_digest in (None, card.request.model_digest):
-                yield card
+        found: ModelCard | None = None
+        for conditions in self._conditions_by_model.get(counted_part(model), {}):
+            known = self._known_by_conditions.get(conditions, [])
+            if len({_counts(other.card) for other in known}) > 1:
+                return None
+            if known and found is None:
+                found = known[0].card
+        return found
 
 
 KNOWN_MODELS = KnownModels()
@@ -87,10 +115,17 @@ def counted_part(model: ModelSpec) -> ModelSpec:
 
 
 def _without_digest(request: TraceRequest) -> TraceRequest:
-    """Return a request for any configuration of the model: all else that a card depends on."""
     return request.model_copy(update={"model": counted_part(request.model), "model_digest": None})
 
 
+def _counts(card: ModelCard) -> _Counts:
+    return _Counts(card.parameters, card.flops("forward"), card.flops("backward"))
+
+
 def _count_the_same(card: ModelCard, other: ModelCard) -> bool:
-    """Whether two cards differ at most in the versions of the libraries that they were traced with."""
-    return card.model_copy(update={"versions": {}}) == other.model_copy(update={"versions": {}})
+    """Whether two cards differ at most in the versions of the libraries, and in the digest of the configuration."""
+    return _without_origin(card) == _without_origin(other)
+
+
+def _without_origin(card: ModelCard) -> ModelCard:
+    return card.model_copy(update={"versions": {}, "request": _without_digest(card.request)})

@@ -10,8 +10,10 @@ each block, what lies between two blocks, what follows the last one, and the los
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from functools import cached_property
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -22,6 +24,14 @@ TRACER_VERSION = "1"
 """Raised with every change of what a trace counts, so that cards of before are made anew."""
 
 
+_Amount = Annotated[int, Field(ge=-(2**62), le=2**62)]
+_Count = Annotated[int, Field(ge=0, le=2**50)]
+_Size = Annotated[int, Field(ge=1, le=2**40)]
+_Shape = Annotated[tuple[_Size, ...], Field(max_length=8)]
+_MOST_PARTS = 10_000
+"""Limits, for a card is input and may say anything: parts of a model, and modules of a part."""
+
+
 class PerImage(NamedTuple):
     """An amount that is `fixed + per_image * images`: bytes, FLOPs or elements.
 
@@ -29,12 +39,15 @@ class PerImage(NamedTuple):
     (`per_image`). `PerImage(100, 20).of(8)` is 260.
     """
 
-    fixed: int = 0
-    per_image: int = 0
+    fixed: _Amount = 0
+    per_image: _Amount = 0
 
     def of(self, images: int) -> int:
         """Return the amount for so many images."""
         return self.fixed + self.per_image * images
+
+
+_Lines = Annotated[tuple[PerImage, ...], Field(min_length=1, max_length=64)]
 
 
 class _CardRecord(BaseModel):
@@ -67,11 +80,11 @@ class CardModule(_CardRecord):
 
     name: str
     """Dotted, as `named_modules` has it; "" for the model itself."""
-    shapes: tuple[tuple[int, ...], ...]
+    shapes: tuple[_Shape, ...] = Field(min_length=1, max_length=1000)
     """Shapes of these tensors, in the order of registration."""
     is_cast: bool = False
     """Whether it is a linear layer or a convolution, whose weights autocast casts."""
-    cast_elements: int = 0
+    cast_elements: _Count = 0
     """Elements of these tensors of which autocast makes a copy in its dtype, once in each forward."""
 
 
@@ -87,17 +100,17 @@ class CardPart(_CardRecord):
 
     name: str
     """The block's dotted name, or "before the blocks", "between blocks", "after the blocks", "loss"."""
-    block: int
+    block: Annotated[int, Field(ge=-1, le=_MOST_PARTS)]
     """The number of the repeated block, from 1 on; 0 for what lies before or between blocks, -1 behind the last."""
-    modules: tuple[CardModule, ...] = ()
+    modules: tuple[CardModule, ...] = Field(default=(), max_length=_MOST_PARTS)
     """In the order of forward; a module that is used in several parts stands in the first."""
     kept: PerImage = PerImage()
     """Bytes that the part's forward makes, and that are there when backward begins: each tensor counts once, in the
     part that makes it. (With checkpointing a part keeps its output, which is the next block's input.)"""
-    forward: tuple[PerImage, ...] = (PerImage(),)
+    forward: _Lines = (PerImage(),)
     """Bytes beside what is kept so far (this part's `kept` included), at the moments of its forward that can be the
     highest. Which one is the highest depends on the number of images."""
-    backward: tuple[PerImage, ...] = (PerImage(),)
+    backward: _Lines = (PerImage(),)
     """The same in its backward: gradients that are passed on, temporaries (16-bit gradients of weights before autocast
     turns them into fp32 among them), and what checkpointing computes again."""
     forward_flops: PerImage = PerImage()
@@ -110,12 +123,12 @@ class ModelCard(_CardRecord):
     request: TraceRequest
     versions: dict[str, str]
     """Library or "tracer" -> version with which it was traced."""
-    parts: tuple[CardPart, ...] = Field(min_length=1)
-    frozen_elements: int = 0
+    parts: tuple[CardPart, ...] = Field(min_length=1, max_length=_MOST_PARTS)
+    frozen_elements: _Count = 0
     """Elements of parameters that are not trained."""
-    buffer_bytes: int = 0
+    buffer_bytes: _Count = 0
     """Bytes of the buffers, such as a batch norm's running mean, in the weights' dtypes."""
-    batch_norm_channels: tuple[int, ...] = ()
+    batch_norm_channels: tuple[_Size, ...] = Field(default=(), max_length=_MOST_PARTS)
     """Channels of each batch norm, in the order of forward."""
     logits: PerImage = PerImage()
     """Bytes of the model's output, which the loop holds until backward is over."""
@@ -126,12 +139,12 @@ class ModelCard(_CardRecord):
     recomputed_flops: PerImage = PerImage()
     """FLOPs that checkpointing computes again."""
 
-    @property
+    @cached_property
     def trainable_parameters(self) -> int:
         """Number of parameters that get a gradient."""
-        return sum(_elements(shape) for module in self.modules() for shape in module.shapes)
+        return sum(math.prod(shape) for module in self.modules() for shape in module.shapes)
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Number of all parameters, frozen ones included, as `sum(p.numel() for p in model.parameters())` counts."""
         return self.trainable_parameters + self.frozen_elements
@@ -147,10 +160,3 @@ class ModelCard(_CardRecord):
         fixed = sum(amount.fixed for amount in by_kind.values())
         per_image = sum(amount.per_image for amount in by_kind.values())
         return PerImage(fixed, per_image)
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    elements = 1
-    for size in shape:
-        elements *= size
-    return elements

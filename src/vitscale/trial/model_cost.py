@@ -134,9 +134,21 @@ def parameter_shapes(spec: ModelSpec) -> ParameterShapes | None:
     return None if card is None else _card_shapes(card)
 
 
+_MOST_CARDS_WITH_SHAPES = 256
+_shapes_by_card: dict[int, tuple[ModelCard, ParameterShapes]] = {}
+"""Identity of a card -> the card, which keeps that identity from being given to another, and its shapes."""
+
+
 def _card_shapes(card: ModelCard) -> ParameterShapes:
-    blocks = tuple(card_block(part) for part in card.parts if part.modules)
-    return ParameterShapes(blocks)
+    """Return the shapes of a card's tensors; worked out once for each card, for many trials ask for them."""
+    known = _shapes_by_card.get(id(card))
+    if known is not None:
+        return known[1]
+    shapes = ParameterShapes(tuple(card_block(part) for part in card.parts if part.modules))
+    if len(_shapes_by_card) >= _MOST_CARDS_WITH_SHAPES:
+        _shapes_by_card.clear()
+    _shapes_by_card[id(card)] = (card, shapes)
+    return shapes
 
 
 def card_block(part: CardPart) -> ModelBlock:
@@ -148,7 +160,8 @@ def card_block(part: CardPart) -> ModelBlock:
     product_elements = sum(_elements(module.shapes) for module in part.modules if module.is_cast)
     modules = []
     for module in part.modules:
-        macs = part_macs * _elements(module.shapes) // product_elements if module.is_cast else 0
+        is_product = module.is_cast and product_elements > 0
+        macs = part_macs * _elements(module.shapes) // product_elements if is_product else 0
         modules.append(Module(module.shapes, macs, cast=module.is_cast))
     return model_counts.in_order(modules)._replace(wrapped=part.block > 0)
 
@@ -280,7 +293,8 @@ def training_flops(spec: ModelSpec, images: int = 1) -> int | None:
         card = KNOWN_MODELS.counts(spec)
         if card is None:
             return None
-        return (card.flops("forward").of(images) + card.flops("backward").of(images)) // images
+        total = card.flops("forward").of(images) + card.flops("backward").of(images)
+        return total // images if total > 0 else None
     forward = forward_flops(spec)
     return None if forward is None else 3 * forward
 

@@ -7,17 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from card_factory import CLASSES, FACTORY, PARAMETERS, make_card
+from card_factory import CLASSES, FACTORY, PARAMETERS, make_card, without_blocks
 from vitscale.prediction.memory import forecast as forecasts
 from vitscale.prediction.memory import from_card
 from vitscale.prediction.memory.forecast import forecast, forecast_bytes, peak_bytes_of_many, unavailable
 from vitscale.prediction.step.messages import messages
 from vitscale.trial import model_cost
 from vitscale.trial.known_models import KnownModels
+from vitscale.trial.model_card import ModelCard
 from vitscale.trial.model_spec import resolve
+from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 
-FROZEN_BYTES, BUFFER_BYTES = 4 * 7, 11
+FROZEN_BYTES, BUFFER_BYTES = 4 * 3, 11
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +46,7 @@ def trial(ranks: int = 1, **train: Any) -> Trial:
     ("images", "highest_in_forward"),
     [
         (2, 16 + 2 * (100 + 200 + 200) + 502),  # in the second block, which holds 500 + 1 an image for a moment
-        (1000, 16 + 1000 * (100 + 200 + 200 + 50 + 24) + 1000 * 12),  # at the end, beside the logits
+        (1000, 16 + 1000 * (100 + 200 + 200 + 50 + 24)),  # at the end; 12 bytes an image of the head's 50 are logits
     ],
 )
 def test_plain_training_adds_states_images_and_what_the_parts_keep(
@@ -59,7 +61,7 @@ def test_plain_training_adds_states_images_and_what_the_parts_keep(
     assert sum(moments.moments["end of forward"].values()) == steady + beside + highest_in_forward
     # Backward begins with the loss, before any gradient is there.
     backward = moments.moments["backward"]
-    first_moment = steady + beside + kept + 12 * images + 24 * images
+    first_moment = steady + beside + kept + 24 * images
     assert sum(backward.values()) >= first_moment
     step = moments.moments["step"]
     assert sum(step.values()) == steady + beside + 4 * PARAMETERS
@@ -85,6 +87,7 @@ def test_many_configurations_have_the_same_peaks_as_each_alone(known: KnownModel
     assert peaks.tolist() == alone
 
 
+@pytest.mark.parametrize("card", [make_card(), without_blocks(make_card())], ids=["blocks", "no blocks"])
 @pytest.mark.parametrize(
     "train",
     [
@@ -95,12 +98,12 @@ def test_many_configurations_have_the_same_peaks_as_each_alone(known: KnownModel
     ],
 )
 def test_every_engine_knows_what_it_holds_and_sends_of_a_traced_model(
-    known: KnownModels, train: dict[str, Any]
+    known: KnownModels, train: dict[str, Any], card: ModelCard
 ) -> None:
     asked = trial(2, **train)
     assert forecast_bytes(asked) is None
     assert messages(asked) is None
-    known.put(make_card())
+    known.put(card)
     plain, there = forecast_bytes(trial(1)), forecast_bytes(asked)
     assert plain is not None
     assert there is not None
@@ -117,3 +120,40 @@ def test_what_was_not_traced_says_so(known: KnownModels) -> None:
     assert unavailable(trial(device="cuda", precision="bf16")) == "this model was not traced for bf16 on cuda"
     known.put_reason(make_card(checkpointing=True).request, "aten::nonzero needs values")
     assert unavailable(trial(activation_checkpointing=True)) == "aten::nonzero needs values"
+
+
+def test_logits_stay_until_backward_is_over(known: KnownModels) -> None:
+    """They are counted once: beside the part that makes them, which the loop holds."""
+    card = make_card()
+    pieces = from_card.card_pieces(trial(micro_batch=10), card)
+    assert pieces.logits == 120
+    assert [part.kept for part in pieces.parts] == [1000, 2008, 2008, 500 - 120, 240]
+
+
+def test_copies_of_weights_are_those_that_were_traced(known: KnownModels) -> None:
+    card = make_card(device="cuda", autocast_dtype="bf16")
+    head = card.parts[3].modules[0].model_copy(update={"is_cast": False, "cast_elements": 1000})
+    part = card.parts[3].model_copy(update={"modules": (head,)})
+    parts = (*card.parts[:3], part, card.parts[4])
+    pieces = from_card.card_pieces(trial(device="cuda", precision="bf16"), card.model_copy(update={"parts": parts}))
+    assert [part.cast_bytes(linear=True) for part in pieces.parts] == [0, 0, 0, 2000, 0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "card", "reason"),
+    [
+        ({"parallel": ParallelSpec(tensor=2)}, {}, "not modelled where ranks share it"),
+        ({"train": {"batch_norm": "synchronised"}}, {"batch_norm_channels": (4,)}, "synchronised batch norms"),
+        ({"train": {"engine": "fsdp2"}}, {"frozen_elements": 1000}, "frozen weights"),
+        ({"train": {"engine": "deepspeed", "zero_stage": 3}}, {"frozen_elements": 1000}, "frozen weights"),
+        ({"train": {"engine": "ddp"}}, {"frozen_elements": 1000, "batch_norm_channels": (4,)}, ""),
+    ],
+)
+def test_what_a_card_does_not_tell_is_unavailable(
+    known: KnownModels, changes: dict[str, Any], card: dict[str, Any], reason: str
+) -> None:
+    known.put(make_card().model_copy(update=card))
+    asked = trial(2, **changes.get("train", {"engine": "ddp"}))
+    asked = asked.model_copy(update={"parallel": changes.get("parallel", asked.parallel)})
+    assert reason in unavailable(asked)
+    assert bool(unavailable(asked)) == bool(reason)

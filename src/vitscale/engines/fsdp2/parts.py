@@ -86,7 +86,8 @@ class _BlockByBlock:
         between: list[tuple[int, float, Parts]] = []
         for number, part in enumerate(self._parts):
             forward.append(added(earlier_gradients, self._in_forward(number)))
-            if not part.modules:  # the loss: the model's forward is over, and its backward has not begun
+            is_loss = not part.modules and number == len(self._parts) - 1
+            if is_loss:  # the model's forward is over, and its backward has not begun
                 backward.append(forward[-1])
                 continue
             backward.append(added(earlier_gradients, self._in_backward(number)))

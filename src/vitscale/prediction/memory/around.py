@@ -31,8 +31,8 @@ def around(trial: Trial, holding: RankStates, parts: Sequence[Part], turn: InTur
         forward=[added(holding.held, holding.held_buckets, own) for own in of_forward],
         # The loss's own backward is over before anything of the wrapper begins.
         backward=[
-            in_backward(n, ends[-1] - ends[n], max(part.tensors), after=n < first_full)
-            if part.modules
+            in_backward(n, ends[-1] - ends[n], max(part.tensors, default=0), after=n < first_full)
+            if part.modules or n < len(parts) - 1
             else added(holding.held, holding.held_buckets, of_forward[n])
             for n, part in enumerate(parts)
         ],

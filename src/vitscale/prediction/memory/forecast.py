@@ -19,7 +19,7 @@ from vitscale.engines.states import STATE_BYTES, Parts, RankStates, added, optim
 from vitscale.engines.trace_requests import needs_card, trace_request
 from vitscale.errors import shown
 from vitscale.prediction.memory.activations import AUTOCAST, Activations, activations
-from vitscale.prediction.memory.from_card import card_of, card_pieces
+from vitscale.prediction.memory.from_card import card_of, card_pieces, why_card_does_not_suffice
 from vitscale.prediction.memory.in_parts import moments_in_parts, moments_in_turn, of_parts, pieces
 from vitscale.prediction.memory.in_stages import StageBytes, in_turns, that_may_take_most
 from vitscale.prediction.memory.moments import ORDER, all_totals, moments
@@ -142,7 +142,8 @@ def unavailable(trial: Trial) -> str:
         return reason
     shapes = recorded_shapes(trial.model)
     if shapes is None or needs_card(trial):
-        return "" if card_of(trial) is not None else _why_no_card(trial)
+        card = card_of(trial)
+        return _why_no_card(trial) if card is None else why_card_does_not_suffice(trial, card)
     is_plain_vit = _classifier(trial) is not None
     if not is_plain_vit and train.device == "cuda" and train.precision in AUTOCAST:
         return "what autocast keeps of this model on a GPU is not modelled where ranks share it"

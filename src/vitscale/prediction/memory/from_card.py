@@ -24,15 +24,41 @@ def card_of(trial: Trial) -> ModelCard | None:
     return KNOWN_MODELS.card(trace_request(trial))
 
 
+_FEW_FROZEN = 0.05
+"""Share of frozen parameters up to which it matters little how an engine shards them."""
+
+
+def why_card_does_not_suffice(trial: Trial, card: ModelCard) -> str:
+    """Return why a card does not give the memory of a trial; empty where it does.
+
+    A card is of a whole model on one rank, with norms over the rank's own images.
+    """
+    if trial.parallel.ranks_per_model > 1:
+        return "the memory of a traced model is not modelled where ranks share it"
+    has_several_ranks = trial.world.size > 1
+    if has_several_ranks and card.batch_norm_channels and trial.train.batch_norm == "synchronised":
+        return "what synchronised batch norms of a traced model hold is not modelled"
+    shards_weights = trial.train.wrapper == "fsdp2" or trial.train.zero_stage == 3
+    if has_several_ranks and shards_weights and card.frozen_elements > _FEW_FROZEN * card.parameters:
+        return "frozen weights of a traced model are not modelled where ranks share the weights"
+    return ""
+
+
 def card_pieces(trial: Trial, card: ModelCard) -> Pieces:
     """Return the parts of a traced model, and the bytes beside them, for the rank's micro-batch."""
     images = largest_micro_batch(trial.train)
     element_bytes = weight_bytes(trial.train)
     parts = [_part(part, images) for part in card.parts]
+    logits = card.logits.of(images)
+    if len(parts) > 1:
+        # The part before the loss makes the logits. They are counted apart, for the loop holds them until all of
+        # backward is over.
+        head = parts[-2]
+        parts[-2] = head._replace(kept=max(0, head.kept - logits))
     return Pieces(
         parts=tuple(parts),
         images=_image_bytes(trial, images),
-        logits=card.logits.of(images),
+        logits=logits,
         buffers=card.buffer_bytes + card.frozen_elements * element_bytes,
     )
 
@@ -55,6 +81,7 @@ def _part(part: CardPart, images: int) -> Part:
         forward=_amounts(part.forward, images),
         backward=_amounts(part.backward, images),
         modules=card_block(part).in_forward,
+        copied_elements=sum(module.cast_elements for module in part.modules),
         block=part.block,
     )
 

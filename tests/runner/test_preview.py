@@ -17,12 +17,12 @@ from vitscale.prediction.memory.forecast import forecast_bytes, oom_chance
 from vitscale.present.terminal import lines
 from vitscale.runner import Plan, expectation, plan
 from vitscale.runner.expectation import Expectations, expectations
-from vitscale.runner.memory_fits import LargestBatches, memory_fits, unfit
+from vitscale.runner.memory_fits import LargestBatches, MemoryFit, largest_images, memory_fits, unfit
 from vitscale.runner.plan_estimate import PlanEstimate, buckets_note
 from vitscale.runner.preview import _batch_in_words, plan_document, plan_fields
 from vitscale.store.checks import HostAnswer, check_folder, write_check
 from vitscale.store.records import MatmulLine
-from vitscale.trial.model_spec import resolve
+from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.trial import Trial
 
 LIKE_THE_RESULTS: dict[str, dict[str, Any]] = {
@@ -344,6 +344,17 @@ def test_the_largest_micro_batch_that_fits_is_where_memory_ends(tmp_path: Path) 
 def test_a_cpu_with_memory_to_spare_is_not_asked_for_its_largest_batch(tmp_path: Path) -> None:
     plan = planned(tmp_path)
     assert all(fit.largest is None for fit in memory_fits(plan).values())
+
+
+def test_the_largest_image_is_not_told_of_a_model_whose_card_is_of_one_size() -> None:
+    """Of another size nothing is known, which is not the same as that it fits."""
+    small = make_trial(device="cuda", precision="bf16")
+    trials = {}
+    for size in (192, 256):
+        model = resolve(ModelSpec(name="swinv2-t", image_size=size), 10)
+        trials[str(size)] = small.model_copy(update={"model": model})
+    fits = dict.fromkeys(trials, MemoryFit(10**10, 10**10, oom_chance=0.6))
+    assert largest_images(trials, fits) == []
 
 
 def test_where_not_one_image_fits_the_largest_batch_is_none(tmp_path: Path) -> None:

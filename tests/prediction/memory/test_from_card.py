@@ -11,6 +11,7 @@ from card_factory import CLASSES, FACTORY, PARAMETERS, make_card, without_blocks
 from vitscale.prediction.memory import forecast as forecasts
 from vitscale.prediction.memory import from_card
 from vitscale.prediction.memory.forecast import forecast, forecast_bytes, peak_bytes_of_many, unavailable
+from vitscale.prediction.shares import compute_share, slowest_ranks
 from vitscale.prediction.step.messages import messages
 from vitscale.trial import model_cost
 from vitscale.trial.known_models import KnownModels
@@ -157,3 +158,11 @@ def test_what_a_card_does_not_tell_is_unavailable(
     asked = asked.model_copy(update={"parallel": changes.get("parallel", asked.parallel)})
     assert reason in unavailable(asked)
     assert bool(unavailable(asked)) == bool(reason)
+
+
+def test_stages_of_a_traced_model_are_taken_as_equal(known: KnownModels) -> None:
+    """How a factory's module cuts itself is not known here."""
+    known.put(make_card())
+    asked = trial(2, engine="ddp", grad_accum=2).model_copy(update={"parallel": ParallelSpec(pipeline=2)})
+    assert compute_share(asked) == 1
+    assert slowest_ranks(asked) == [0, 1]

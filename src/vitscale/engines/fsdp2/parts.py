@@ -130,7 +130,7 @@ class _BlockByBlock:
         part = self._parts[number]
         later_in_block = (other for other in self._parts[number + 1 :] if other.block == part.block)
         finished = sum(other.elements for other in later_in_block)
-        gradients = self._gradients(part.block, finished=finished, new=max(part.tensors))
+        gradients = self._gradients(part.block, finished=finished, new=max(part.tensors, default=0))
         if part.block < 0:
             fetched = self._fetched_ahead(self._last_block + 1)
             return added(self._weights(self._block_gathered_behind, buffered=fetched), gradients)

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from vitscale.trial.model_spec import ModelSpec
 
 ComputeDtype = Literal["fp32", "bf16", "fp16"]
-TRACER_VERSION = "1"
+TRACER_VERSION = "2"
 """Raised with every change of what a trace counts, so that cards of before are made anew."""
 
 
@@ -113,6 +113,8 @@ class CardPart(_CardRecord):
     backward: _Lines = (PerImage(),)
     """The same in its backward: gradients that are passed on, temporaries (16-bit gradients of weights before autocast
     turns them into fp32 among them), and what checkpointing computes again."""
+    largest_batch_norm: PerImage = PerImage()
+    """Bytes in fp32 of the largest input of the part's batch norms: norms over several ranks work on copies of it."""
     forward_flops: PerImage = PerImage()
     """FLOPs of the part's forward: its share of the work decides when gradients are ready to be sent."""
 

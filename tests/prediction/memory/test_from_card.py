@@ -15,7 +15,7 @@ from vitscale.prediction.shares import compute_share, slowest_ranks
 from vitscale.prediction.step.messages import messages
 from vitscale.trial import model_cost
 from vitscale.trial.known_models import KnownModels
-from vitscale.trial.model_card import ModelCard
+from vitscale.trial.model_card import ModelCard, PerImage
 from vitscale.trial.model_spec import resolve
 from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
@@ -144,7 +144,6 @@ def test_copies_of_weights_are_those_that_were_traced(known: KnownModels) -> Non
     ("changes", "card", "reason"),
     [
         ({"parallel": ParallelSpec(tensor=2)}, {}, "not modelled where ranks share it"),
-        ({"train": {"batch_norm": "synchronised"}}, {"batch_norm_channels": (4,)}, "synchronised batch norms"),
         ({"train": {"engine": "fsdp2"}}, {"frozen_elements": 1000}, "frozen weights"),
         ({"train": {"engine": "deepspeed", "zero_stage": 3}}, {"frozen_elements": 1000}, "frozen weights"),
         ({"train": {"engine": "ddp"}}, {"frozen_elements": 1000, "batch_norm_channels": (4,)}, ""),
@@ -166,3 +165,16 @@ def test_stages_of_a_traced_model_are_taken_as_equal(known: KnownModels) -> None
     asked = trial(2, engine="ddp", grad_accum=2).model_copy(update={"parallel": ParallelSpec(pipeline=2)})
     assert compute_share(asked) == 1
     assert slowest_ranks(asked) == [0, 1]
+
+
+def test_norms_over_ranks_work_on_three_copies_of_their_input(known: KnownModels) -> None:
+    card = make_card()
+    normed = card.parts[1].model_copy(update={"largest_batch_norm": PerImage(0, 1000)})
+    card = card.model_copy(update={"parts": (card.parts[0], normed, *card.parts[2:])})
+    local, synchronised = (
+        from_card.card_pieces(trial(2, engine="ddp", batch_norm=scope), card) for scope in ("local", "synchronised")
+    )
+    alone = from_card.card_pieces(trial(1, engine="ddp", batch_norm="synchronised"), card)
+    assert local == alone
+    assert local.parts[1].backward == (2 * 60,)
+    assert synchronised.parts[1].backward == (2 * 60 + 3 * 2000,)

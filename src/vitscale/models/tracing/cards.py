@@ -86,8 +86,15 @@ def _parts(model: nn.Module, pair: TracePair) -> Iterator[CardPart]:
             kept=memory.kept[index],
             forward=_highest(memory.forward[index]),
             backward=_highest(memory.backward[index]),
+            largest_batch_norm=_largest_batch_norm(pair, index),
             forward_flops=_part_flops(pair, index),
         )
+
+
+def _largest_batch_norm(pair: TracePair, index: int) -> PerImage:
+    """Return the bytes in fp32 of the largest input of a part's batch norms; 0 for a part without any."""
+    few, many = (recording.largest_batch_norm_bytes.get(index, 0) for recording in pair)
+    return line(few, many)
 
 
 class _PartLabel(NamedTuple):

@@ -26,6 +26,7 @@ BEFORE_BLOCKS = "before the blocks"
 BETWEEN_BLOCKS = "between blocks"
 AFTER_BLOCKS = "after the blocks"
 LOSS = "loss"
+_FP32_BYTES = 4
 
 
 class _Batch(NamedTuple):
@@ -168,11 +169,14 @@ class TracedPasses:
 
     @contextmanager
     def _batch_norms_followed(self, recording: Recording) -> Iterator[None]:
-        """The context in which each batch norm's channels are recorded when it is first called."""
+        """The context in which batch norms are recorded: channels at the first call, the largest input of each part."""
         called: set[nn.Module] = set()
 
-        def record_channels(norm: _BatchNorm, arguments: object) -> None:
-            del arguments
+        def record_norm(norm: _BatchNorm, arguments: tuple[Tensor, ...]) -> None:
+            part = len(recording.parts) - 1
+            input_bytes = _FP32_BYTES * arguments[0].numel()
+            largest = recording.largest_batch_norm_bytes
+            largest[part] = max(largest.get(part, 0), input_bytes)
             if norm not in called:
                 called.add(norm)
                 recording.batch_norm_channels.append(norm.num_features)
@@ -180,7 +184,7 @@ class TracedPasses:
         with ExitStack() as stack:
             for module in self._model.modules():
                 if isinstance(module, _BatchNorm):
-                    stack.callback(module.register_forward_pre_hook(record_channels).remove)
+                    stack.callback(module.register_forward_pre_hook(record_norm).remove)
             yield
 
     def _note_weight_copy(self, weight: Tensor, copy: Tensor) -> None:

@@ -81,6 +81,8 @@ class Recording:
     """Name of a parameter -> the part that used it first; in the order of first use."""
     cast_parameters: set[str] = field(default_factory=set)
     """Names of the parameters of which autocast made a copy."""
+    largest_batch_norm_bytes: dict[int, int] = field(default_factory=dict)
+    """Index of a part -> bytes in fp32 of the largest input of its batch norms; parts without any are left out."""
     batch_norm_channels: list[int] = field(default_factory=list)
     """Channels of each batch norm, in the order of forward."""
     logits_bytes: int = 0

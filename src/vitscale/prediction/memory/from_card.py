@@ -29,15 +29,10 @@ _FEW_FROZEN = 0.05
 
 
 def why_card_does_not_suffice(trial: Trial, card: ModelCard) -> str:
-    """Return why a card does not give the memory of a trial; empty where it does.
-
-    A card is of a whole model on one rank, with norms over the rank's own images.
-    """
+    """Return why a card, which is of a whole model on one rank, does not give a trial's memory; empty where it does."""
     if trial.parallel.ranks_per_model > 1:
         return "the memory of a traced model is not modelled where ranks share it"
     has_several_ranks = trial.world.size > 1
-    if has_several_ranks and card.batch_norm_channels and trial.train.batch_norm == "synchronised":
-        return "what synchronised batch norms of a traced model hold is not modelled"
     shards_weights = trial.train.wrapper == "fsdp2" or trial.train.zero_stage == 3
     if has_several_ranks and shards_weights and card.frozen_elements > _FEW_FROZEN * card.parameters:
         return "frozen weights of a traced model are not modelled where ranks share the weights"
@@ -48,7 +43,8 @@ def card_pieces(trial: Trial, card: ModelCard) -> Pieces:
     """Return the parts of a traced model, and the bytes beside them, for the rank's micro-batch."""
     images = largest_micro_batch(trial.train)
     element_bytes = weight_bytes(trial.train)
-    parts = [_part(part, images) for part in card.parts]
+    has_norms_over_ranks = trial.train.batch_norm == "synchronised" and trial.world.size > 1
+    parts = [_part(part, images, has_norms_over_ranks=has_norms_over_ranks) for part in card.parts]
     logits = card.logits.of(images)
     if len(parts) > 1:
         # The part before the loss makes the logits. They are counted apart, for the loop holds them until all of
@@ -74,12 +70,18 @@ def _image_bytes(trial: Trial, images: int) -> int:
     return pixels * trial.model.channels * pixel_bytes + labels * _LABEL_BYTES
 
 
-def _part(part: CardPart, images: int) -> Part:
+_COPIES_OF_NORMS_OVER_RANKS = 3
+"""Copies of its input on which a batch norm over several ranks works in backward (`models.batch_norm`), beside what a
+local one takes."""
+
+
+def _part(part: CardPart, images: int, *, has_norms_over_ranks: bool) -> Part:
     """Return a part of a card for so many images."""
+    copies = _COPIES_OF_NORMS_OVER_RANKS * part.largest_batch_norm.of(images) if has_norms_over_ranks else 0
     return Part(
         kept=part.kept.of(images),
         forward=_amounts(part.forward, images),
-        backward=_amounts(part.backward, images),
+        backward=tuple(amount + copies for amount in _amounts(part.backward, images)),
         modules=card_block(part).in_forward,
         copied_elements=sum(module.cast_elements for module in part.modules),
         block=part.block,

@@ -94,20 +94,81 @@ def test_a_model_of_the_hub_s_is_traced_once_and_then_kept(
     assert find_cards({"a": asked}, {}, ()) == (kept, recomputed)
 
 
+@pytest.fixture
+def of_the_hub(tmp_path: Path) -> Trial:
+    """A trial of a model of the hub's."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(DINOV2))
+    return trial(ModelSpec(hf=str(tmp_path / "model")))
+
+
+def know_nothing(monkeypatch: pytest.MonkeyPatch) -> KnownModels:
+    """Let this process know no card, as another process would begin."""
+    own = KnownModels()
+    monkeypatch.setattr(cards, "KNOWN_MODELS", own)
+    return own
+
+
+def trace_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cards, "_TRACER_MODULE", "no_such_module")
+
+
 def test_a_kept_card_that_is_broken_or_of_another_model_is_traced_again(
-    known: KnownModels, factories: Callable[[str], Trial], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    known: KnownModels, of_the_hub: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = factories("linear")
-    request = trace_requests.trace_request(asked)
+    request = trace_requests.trace_request(of_the_hub)
     path = cards._cached_path(request)
+    assert path is not None
     path.parent.mkdir(parents=True)
     path.write_text('{"request": 1}')
-    (card,) = find_cards({"a": asked}, {}, [str(tmp_path)])  # it has no blocks to compute again
-    assert card.parameters == 3 * 256 * 5 + 5 + 5 * 3 + 3
+    card, _ = find_cards({"a": of_the_hub}, {}, ())
     content = card.model_copy(update={"request": request.model_copy(update={"device": "cuda"})})
     path.write_text(content.model_dump_json())
-    monkeypatch.setattr(cards, "KNOWN_MODELS", KnownModels())
-    assert card in find_cards({"a": asked}, {}, [str(tmp_path)])
+    know_nothing(monkeypatch)
+    assert card in find_cards({"a": of_the_hub}, {}, ())
+
+
+def test_a_factory_s_card_is_of_the_modules_that_its_module_imports(
+    known: KnownModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "widths.py").write_text("HIDDEN = 5\n")
+    asked = trial(ModelSpec(factory="importing_models:linear"))
+    code = FACTORIES.replace("5)", "HIDDEN)").replace("(5,", "(HIDDEN,")
+    (tmp_path / "importing_models.py").write_text(f"from widths import HIDDEN\n{code}")
+    first, *_ = find_cards({"a": asked}, {"a": "a" * 64}, [str(tmp_path)])
+    (tmp_path / "widths.py").write_text("HIDDEN = 50\n")
+    know_nothing(monkeypatch)
+    second, *_ = find_cards({"a": asked}, {"a": "a" * 64}, [str(tmp_path)])
+    assert (first.parameters, second.parameters) == (3863, 38603)
+
+
+def test_a_card_of_more_than_a_mebibyte_is_kept(
+    known: KnownModels, of_the_hub: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = find_cards({"a": of_the_hub}, {}, ())
+    path = cards._cached_path(found[0].request)
+    assert path is not None
+    path.write_text(path.read_text() + " " * (2 << 20))
+    know_nothing(monkeypatch)
+    trace_nothing(monkeypatch)
+    assert find_cards({"a": of_the_hub}, {}, ()) == found
+
+
+def test_a_user_without_a_home_has_no_cache(of_the_hub: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = trace_requests.trace_request(of_the_hub)
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    path = cards._cached_path(request)
+    assert path is not None
+    assert path.is_relative_to("/home/me/.cache")
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    assert cards._cached_path(request) is None
+    assert cards._read_card(request) is None
+    cards._write_card(request, "{}")
 
 
 def test_a_factory_s_card_is_of_the_bytes_of_its_module(

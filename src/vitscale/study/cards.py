@@ -1,8 +1,11 @@
 """Finds the cards of a study's models: among those known, in the user's cache, or by tracing the model now.
 
 Only models that no formula counts need a card. A model is traced by a process of its own, since that imports torch and
-runs the code of the model's library; it has limits on time and memory. A card is kept in a file named by all that it
+runs the code of the model's library; it has limits on time and memory. A card is cached in a file named by all that it
 depends on: the request, and the versions of the libraries that build and trace the model.
+
+The card of a factory is not cached, and is traced anew in each process: a factory's model depends on all modules that
+its module imports, of which nobody knows a digest.
 """
 
 from __future__ import annotations
@@ -18,13 +21,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import ValidationError
-
 from vitscale.base.distribution import versions_of
-from vitscale.base.files import read_text, whole_file
+from vitscale.base.files import open_regular, whole_file
 from vitscale.base.interpreter import python_module
 from vitscale.engines.trace_requests import needs_card, trace_request
-from vitscale.errors import RequestError, VitscaleError, printable, shown
+from vitscale.errors import VitscaleError, printable, shown
 from vitscale.trial.known_models import KNOWN_MODELS
 from vitscale.trial.model_card import TRACER_VERSION, ModelCard, TraceRequest
 from vitscale.trial.trial import Trial
@@ -35,6 +36,7 @@ _BUILDERS = ("torch", "transformers", "timm", "torchvision")
 _LONGEST_TRACE_SECONDS = 120
 """Limit of a trace, of a core's time and by the clock."""
 _MOST_TRACE_MEMORY_BYTES = 8 << 30
+_LARGEST_CARD_BYTES = 16 << 20
 _PROCESSES = 2
 """Processes that trace side by side; each takes one core."""
 _NO_TORCH = (
@@ -82,27 +84,47 @@ def _requests(trial: Trial, factory_digest: str | None) -> list[TraceRequest]:
 
 def _take_from_cache(request: TraceRequest) -> bool:
     """Make a cached card known; return whether there is one."""
-    card = _read_card(_cached_path(request), request)
+    card = _read_card(request)
     if card is None:
         return False
     KNOWN_MODELS.put(card)
     return True
 
 
-def _cached_path(request: TraceRequest) -> Path:
-    """Return where a request's card is cached; the name covers everything that the card depends on."""
+def _cached_path(request: TraceRequest) -> Path | None:
+    """Return where a request's card is cached; the name covers everything that the card depends on.
+
+    None for a factory's card, which is not cached, and for a user without a folder for caches.
+    """
+    cache = _cache_folder()
+    if request.model.factory is not None or cache is None:
+        return None
     versions = versions_of(_BUILDERS) | {"tracer": TRACER_VERSION}
     identity = json.dumps({"request": request.model_dump(mode="json"), "versions": versions}, sort_keys=True)
     digest = hashlib.sha256(identity.encode()).hexdigest()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "vitscale" / "cards" / f"{digest[:32]}.json"
 
 
-def _read_card(path: Path, request: TraceRequest) -> ModelCard | None:
-    """Return a cached card; None where there is none, or where the file is no card of this request."""
+def _cache_folder() -> Path | None:
+    """Return the user's folder for caches (XDG Base Directory Specification, which ignores relative paths)."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if folder.is_absolute():
+        return folder
     try:
-        card = ModelCard.model_validate_json(read_text(path, "a cached card", next_step="Delete it"))
-    except (RequestError, ValidationError):
+        return Path.home() / ".cache"
+    except RuntimeError:  # HOME is not set, and the user has no entry in the system's table of users
+        return None
+
+
+def _read_card(request: TraceRequest) -> ModelCard | None:
+    """Return a cached card; None where there is none, or where the file is no card of this request."""
+    path = _cached_path(request)
+    if path is None:
+        return None
+    try:
+        with open_regular(path, largest_bytes=_LARGEST_CARD_BYTES) as file:
+            card = ModelCard.model_validate_json(file.read())
+    except (OSError, ValueError):
         return None
     return card if card.request == request else None
 
@@ -191,5 +213,13 @@ def _take_answer(request: TraceRequest, line: str) -> None:
         KNOWN_MODELS.put_reason(request, "the process that counts models answered another request")
         return
     KNOWN_MODELS.put(card)
-    with contextlib.suppress(OSError), whole_file(_cached_path(request), make_folder=True) as file:
-        file.write(line.encode())
+    _write_card(request, line)
+
+
+def _write_card(request: TraceRequest, card_json: str) -> None:
+    """Cache a card, where there is a place for it."""
+    path = _cached_path(request)
+    if path is None:
+        return
+    with contextlib.suppress(OSError), whole_file(path, make_folder=True) as file:
+        file.write(card_json.encode())

@@ -39,6 +39,16 @@ class KnownModels:
         for card in cards:
             self.put(card)
 
+    def replace(self, card: ModelCard) -> None:
+        """Put a card in place of any other of the same request."""
+        wanted = _without_digest(card.request)
+        model_cards = self._cards_by_model.setdefault(counted_part(card.request.model), [])
+        is_same = [
+            _without_digest(other.request) == wanted and other.request.model_digest == card.request.model_digest
+            for other in model_cards
+        ]
+        model_cards[:] = [other for other, same in zip(model_cards, is_same, strict=True) if not same] + [card]
+
     def put_reason(self, request: TraceRequest, reason: str) -> None:
         """Remember why there is no card for a request."""
         self._reasons[_without_digest(request)] = reason

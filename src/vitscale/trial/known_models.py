@@ -72,8 +72,10 @@ class KnownModels:
         self.put(card)
 
     def put_reason(self, request: TraceRequest, reason: str) -> None:
-        """Remember why there is no card for a request."""
-        self._reasons[_without_digest(request)] = reason
+        """Remember why there is no card for a request, and forget those that were known."""
+        conditions = _without_digest(request)
+        self._known_by_conditions.pop(conditions, None)
+        self._reasons[conditions] = reason
 
     def card(self, request: TraceRequest) -> ModelCard | None:
         """Return the card for a request; None where there is none, or where several differ.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 
 import torch
 from torch import Tensor, nn
@@ -164,3 +166,13 @@ def leaving(num_classes: int, image_size: int) -> nn.Module:
 
 def ending(num_classes: int, image_size: int) -> nn.Module:
     os._exit(3)
+
+
+def modèle(num_classes: int, image_size: int) -> nn.Module:
+    return Linear(num_classes, image_size)
+
+
+def sleeping(num_classes: int, image_size: int) -> nn.Module:
+    print("sleeping", file=sys.stderr, flush=True)
+    time.sleep(60)
+    return Linear(num_classes, image_size)

@@ -5,7 +5,8 @@
     {"request": {...}, "parts": [...], ...}   the card of a request
     {"error": "one sentence"}                 why there is none; never a traceback
 
-Requests are answered in their order, each as soon as it is known; they share the imports. Where a model's code ends
+Requests are UTF-8 whatever the locale says. They are answered in their order, each as soon as it is known; they share
+the imports. Where a model's code ends
 this process, its request and those behind it have no answer. What models' own code prints goes to standard error. The
 bounds are on each request, beyond the imports of torch: memory is address space beyond theirs.
 """
@@ -25,6 +26,7 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from vitscale.base.interpreter import append_to_search_path
+from vitscale.processes.parent_death import end_with_parent
 
 _STANDARD_OUTPUT = 1
 _STANDARD_ERROR = 2
@@ -42,16 +44,19 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--import-folder", action="append", default=[], help="searched for modules, behind all that is installed"
     )
+    parser.add_argument("--parent", type=int, help="process id of the caller, with whose end this process ends")
     options = parser.parse_args(arguments)
+    if options.parent is not None and not end_with_parent(options.parent):
+        return 1
     append_to_search_path(options.import_folder)
     with _standard_output_reserved() as output_descriptor:
-        for request_json in sys.stdin:
+        for request_json in sys.stdin.buffer:
             answer = _answer_json(request_json, options.memory_bytes, options.cpu_seconds)
             os.write(output_descriptor, answer.encode() + b"\n")
     return 0
 
 
-def _answer_json(request_json: str, memory_bytes: int | None, cpu_seconds: int | None) -> str:
+def _answer_json(request_json: bytes, memory_bytes: int | None, cpu_seconds: int | None) -> str:
     """Return the card of a request as JSON, or why there is none; the bounds are None where there are none."""
     try:
         return _card_json(request_json, memory_bytes, cpu_seconds)
@@ -63,7 +68,7 @@ def _answer_json(request_json: str, memory_bytes: int | None, cpu_seconds: int |
         _lift_time_bound()
 
 
-def _card_json(request_json: str, memory_bytes: int | None, cpu_seconds: int | None) -> str:
+def _card_json(request_json: bytes, memory_bytes: int | None, cpu_seconds: int | None) -> str:
     """Bound this process, trace the model of a request, and return its card as JSON.
 
     Raises:

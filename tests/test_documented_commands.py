@@ -60,6 +60,7 @@ PROGRAMS: dict[str, list[str] | str] = {
     "benchmarks/configurations.py": ["--times", "1", "--wanted", "500"],
     "benchmarks/start_up.py": ["--pairs", "1", "--steps", "8"],
     "benchmarks/decoders.py": ["--images", "16", "--side", "32", "--rounds", "1", "--processes", "1"],
+    "benchmarks/model_families.py": ["--only", "resnet"],
     "benchmarks/target_ci.py": ["--studies", "2"],
     "benchmarks/slow_steps.py": ["--studies", "2"],
     "benchmarks/comparing.py": ["--studies", "2"],

@@ -217,7 +217,7 @@ class _Queue:
 
 
 class _ModelName(NamedTuple):
-    """Whose code builds a model."""
+    """The names by which a model's code is found."""
 
     factory: str | None
     configuration: str | None

@@ -15,8 +15,8 @@ import hashlib
 import importlib.util
 import json
 import math
-import multiprocessing.connection
 import os
+import select
 import signal
 import subprocess
 import time
@@ -234,7 +234,7 @@ def _trace_side_by_side(queue: _Queue, tracers: Sequence[_Tracer]) -> None:
         tracer.ask_next(queue)
     while busy := [tracer for tracer in tracers if tracer.is_busy]:
         descriptors = [descriptor for tracer in busy for descriptor in tracer.descriptors()]
-        multiprocessing.connection.wait(descriptors, _SECONDS_BETWEEN_LOOKS)
+        select.select(descriptors, [], [], _SECONDS_BETWEEN_LOOKS)
         for tracer in busy:
             if tracer.take_outcome(queue):
                 tracer.ask_next(queue)
@@ -370,7 +370,9 @@ class _TracerProcess:
         return None
 
     def _has_ended(self) -> bool:
-        """Whether the process has ended. It stays a zombie, so that no other process gets the number of its group."""
+        """Whether the process has ended; on Linux it stays a zombie, so that nothing else gets its number."""
+        if not hasattr(os, "waitid"):
+            return self._process.poll() is not None
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def _last_words(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vitscale.engines import wrapper_facts
 from vitscale.engines.dtypes import weight_bytes
 from vitscale.engines.parts import Part
 from vitscale.engines.trace_requests import trace_request
@@ -33,7 +34,8 @@ def why_card_does_not_suffice(trial: Trial, card: ModelCard) -> str:
     if trial.parallel.ranks_per_model > 1:
         return "the memory of a traced model is not modelled where ranks share it"
     has_several_ranks = trial.world.size > 1
-    shards_weights = trial.train.wrapper == "fsdp2" or trial.train.zero_stage == 3
+    gathers_around_parts = bool(wrapper_facts(trial.train).around_parts)
+    shards_weights = gathers_around_parts or trial.train.zero_stage == 3
     if has_several_ranks and shards_weights and card.frozen_elements > _FEW_FROZEN * card.parameters:
         return "frozen weights of a traced model are not modelled where ranks share the weights"
     return ""

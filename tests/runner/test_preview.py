@@ -15,6 +15,7 @@ from study_factory import EIGHT_CORES, write_study
 from vitscale.errors import StoreError
 from vitscale.prediction.memory.forecast import forecast_bytes, oom_chance
 from vitscale.present.terminal import lines
+from vitscale.present.units import UNKNOWN
 from vitscale.runner import Plan, expectation, plan
 from vitscale.runner.expectation import Expectations, expectations
 from vitscale.runner.memory_fits import LargestBatches, MemoryFit, largest_images, memory_fits, unfit
@@ -324,6 +325,7 @@ def test_the_largest_micro_batch_that_fits_is_where_memory_ends(tmp_path: Path) 
     for trial_id, trial in plan.record.trials.items():
         largest = fits[trial_id].largest
         assert largest is not None
+        assert largest.recomputed is not None
         for checkpointing, images in ((False, largest.kept), (True, largest.recomputed)):
             at_limit, beyond = (
                 trial.model_copy(
@@ -355,6 +357,27 @@ def test_the_largest_image_is_not_told_of_a_model_whose_card_is_of_one_size() ->
         trials[str(size)] = small.model_copy(update={"model": model})
     fits = dict.fromkeys(trials, MemoryFit(10**10, 10**10, oom_chance=0.6))
     assert largest_images(trials, fits) == []
+
+
+def test_a_batch_that_is_unknown_with_checkpointing_is_known_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a traced model that has no blocks to compute again."""
+    plan = planned(tmp_path)
+
+    def without_checkpointing(trial: Trial) -> int | None:
+        return None if trial.train.activation_checkpointing else forecast_bytes(trial)
+
+    expected = {name: fit.largest for name, fit in memory_fits(plan, 4 * 10**9).items()}
+    monkeypatch.setattr("vitscale.runner.memory_fits.forecast_bytes", without_checkpointing)
+    fits = memory_fits(plan, 4 * 10**9)
+    for name, fit in fits.items():
+        largest = expected[name]
+        assert largest is not None
+        assert fit.largest == LargestBatches(largest.kept, None)
+        assert f"{largest.kept:,} ({UNKNOWN})" in printed(plan, PlanEstimate(fits))
+    fields = plan_fields(plan, PlanEstimate(fits))["trials"][0]
+    assert fields["largest_micro_batch_with_activation_checkpointing"] is None
 
 
 def test_where_not_one_image_fits_the_largest_batch_is_none(tmp_path: Path) -> None:

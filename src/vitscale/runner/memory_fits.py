@@ -34,8 +34,8 @@ class LargestBatches(NamedTuple):
 
     kept: int
     """With activations kept."""
-    recomputed: int
-    """With activation checkpointing."""
+    recomputed: int | None
+    """With activation checkpointing; None where that is unknown, as of a model without blocks."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +120,7 @@ class _LargestBatchSearch:
         if group not in self._by_group:
             kept = _largest_batch(trial, capacity_bytes, checkpointing=False)
             recomputed = _largest_batch(trial, capacity_bytes, checkpointing=True)
-            if kept is None or recomputed is None:
-                self._by_group[group] = None
-            else:
-                self._by_group[group] = LargestBatches(kept, recomputed)
+            self._by_group[group] = None if kept is None else LargestBatches(kept, recomputed)
         return self._by_group[group]
 
 

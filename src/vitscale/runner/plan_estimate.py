@@ -299,15 +299,20 @@ def _fits_word(fit: MemoryFit | None) -> str:
 
 
 def _largest_batches_in_words(fit: MemoryFit | None) -> str:
-    """Return the largest micro-batch that fits and, in brackets, that with checkpointing: "96 (410)"; or a dash."""
+    """Return the largest micro-batch that fits and, in brackets, that with checkpointing: "96 (410)".
+
+    A dash stands in either place for what is unknown.
+    """
     largest = None if fit is None else fit.largest
     if largest is None:
         return units.UNKNOWN
     return f"{_batch_in_words(largest.kept)} ({_batch_in_words(largest.recomputed)})"
 
 
-def _batch_in_words(images: int) -> str:
-    """Return "1,024"; "none" where not one image fits, "≥ 65,536" where more may fit."""
+def _batch_in_words(images: int | None) -> str:
+    """Return "1,024"; "none" where not one image fits, "≥ 65,536" where more may fit; a dash where it is unknown."""
+    if images is None:
+        return units.UNKNOWN
     if images >= MOST_BATCH_IMAGES:
         return f"≥ {images:,}"
     return f"{images:,}" if images else "none"

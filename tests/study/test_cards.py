@@ -368,6 +368,11 @@ def test_an_answer_may_have_characters_that_end_a_line_elsewhere(
     assert len(find_cards({"a": trial(ModelSpec(hf=str(folder)))}, {}, ())) == 2
 
 
+def test_an_error_without_words_is_no_card() -> None:
+    request = trace_requests.trace_request(trial(ModelSpec(name="vit-ti16")))
+    assert cards._take_answer(request, b'{"error": ""}') == "the process that counts models gave no card"
+
+
 def test_named_models_and_scripts_need_none(known: KnownModels, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cards, "_TRACER_MODULE", "no_such_module")
     assert find_cards({"a": trial(ModelSpec(name="vit-ti16"))}, {}, ()) == ()

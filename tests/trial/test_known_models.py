@@ -102,6 +102,13 @@ def test_why_there_is_no_card_is_remembered(known: KnownModels) -> None:
     assert known.reason(request.model_copy(update={"model_digest": OTHER_DIGEST})) == "aten::nonzero needs values"
 
 
+def test_a_card_ends_the_reason_why_there_was_none(known: KnownModels) -> None:
+    card = make_card()
+    known.put_reason(card.request, "aten::nonzero needs values")
+    known.put(card)
+    assert known.reason(card.request) == ""
+
+
 def test_counts_of_a_model_that_no_formula_has_are_its_cards(known: KnownModels) -> None:
     model = resolve(FACTORY, CLASSES)
     assert model_cost.parameters(model) is None

@@ -656,6 +656,29 @@ def test_a_module_that_cannot_be_counted_is_measured_all_the_same(
     assert "vitscale: the model's FLOPs are not counted" in capsys.readouterr().err
 
 
+class WithoutStandIn(torch.Tensor):
+    """A tensor of a user's that has no other of its shape."""
+
+    @classmethod
+    @override
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.empty_like:
+            raise TypeError("there is no other")
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # torch's
+
+
+def test_arguments_without_a_stand_in_do_not_end_the_script(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, steps=2)
+    model = torch.nn.Linear(3, 5)
+    loop.probe.describe(model)
+    while not loop.probe.done:
+        with loop.probe.step(images=4):
+            model(torch.zeros(4, 3).as_subclass(WithoutStandIn)).sum().backward()
+    described = loop.record().model
+    assert described is not None
+    assert (described.parameters, described.flops_per_image) == (20, None)
+
+
 def test_an_end_before_enough_is_measured_is_an_error(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
     for _ in zip(loop.probe.steps(loop.loader), range(5), strict=False):

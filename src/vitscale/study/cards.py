@@ -431,7 +431,7 @@ def _take_answer(request: TraceRequest, line: bytes) -> str:
     try:
         content = json.loads(line)
         if isinstance(content, dict) and isinstance(content.get("error"), str):
-            return printable(content["error"])[:_LONGEST_REASON]
+            return printable(content["error"])[:_LONGEST_REASON] or _NO_CARD  # "" would say that there is a card
         card = ModelCard.model_validate(content)
     except (ValueError, RecursionError):  # no JSON, or no card
         return _NO_CARD

@@ -52,6 +52,7 @@ class KnownModels:
     def put(self, card: ModelCard) -> None:
         """Add a card beside others of the same name; one that counts the same as a known one adds its digest alone."""
         conditions = _without_digest(card.request)
+        self._reasons.pop(conditions, None)
         known = self._known_by_conditions.setdefault(conditions, [])
         self._conditions_by_model.setdefault(conditions.model, {})[conditions] = None
         for other in known:

@@ -6,6 +6,7 @@ module takes is known from its first call; the copy is called with meta tensors 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -58,7 +59,9 @@ class UserModule:
         """Keep the shapes of the module's first call, and watch it no further."""
         del module
         self._hook.remove()
-        self._call = _Call(_on_meta(args), _on_meta(kwargs))
+        # This runs inside the user's own step, which must not end because arguments of some kind have no stand-in.
+        with contextlib.suppress(Exception):
+            self._call = _Call(_on_meta(args), _on_meta(kwargs))
 
     def training_flops_per_image(self) -> int | None:
         """Return the FLOPs of one image's forward and backward; None where the module was not called with images.
@@ -72,11 +75,9 @@ class UserModule:
         counter = _FlopsCounter()
         with torch.enable_grad(), counter:
             outputs = self._copy(*call.args, **call.kwargs)
-            trained = [
-                value for value in tree_leaves(_values(outputs)) if isinstance(value, Tensor) and value.requires_grad
-            ]
-            if trained:
-                torch.autograd.backward([value.sum() for value in trained])
+            sums = [value.sum() for value in tree_leaves(_values(outputs)) if _is_trained(value)]
+            if sums:
+                torch.autograd.backward(sums)
         return counter.flops // call.images
 
 

@@ -127,10 +127,17 @@ def test_a_file_offloads_as_the_study_does(stage: int, offload: str, keys: dict[
     assert zero(stage, keys=keys) == zero(stage, offload=offload)
 
 
+def test_gloo_copies_the_new_weights_of_the_largest_group() -> None:
+    """Of the tiny model 308 elements take weight decay, and 99 do not."""
+    assert zero(2, device="cpu", offload="optimizer").moments["step"]["gloo's copies"] == 4 * 308
+    assert "gloo's copies" not in zero(2, ranks=1, device="cpu", offload="optimizer").moments["step"]
+
+
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_on_a_cpu_all_lies_in_one_memory(stage: int) -> None:
     on_gpu, on_cpu = (zero(stage, offload="optimizer", device=device) for device in ("cuda", "cpu"))
     of_gpu, of_cpu = (sum(found.moments["step"].values()) for found in (on_gpu, on_cpu))
+    of_cpu -= on_cpu.moments["step"].get("gloo's copies", 0)
     assert on_cpu.host == {}
     assert of_cpu - of_gpu == sum(on_gpu.host.values())
 
@@ -214,6 +221,8 @@ MEASURED_ON_A_CPU: list[tuple[int, dict[str, Any], dict[str, Any], float]] = [
     (2, {"offload": "optimizer"}, {}, 51.46),
     (2, {"offload": "optimizer", "micro_batch": 32}, {}, 83.47),
     (2, {"offload": "optimizer", "grad_accum": 2}, {}, 57.40),
+    (2, {"offload": "optimizer", "micro_batch": 4}, {}, 50.0),
+    (2, {"offload": "optimizer", "micro_batch": 4, "overlap_comm": True, "optimizer": "sgd"}, {}, 44.6),
     (3, {"offload": "optimizer"}, {}, 55.77),
     (3, {"offload": "parameters", "micro_batch": 32}, {}, 87.71),
     (3, {"offload": "parameters", "grad_accum": 2}, {}, 55.77),

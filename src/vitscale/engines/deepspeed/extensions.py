@@ -21,7 +21,7 @@ _SIZES_WITHOUT_GROUPS = (None, 0, 1, -1)
 """Sizes of a group of ranks that mean that there are no groups."""
 
 
-class Offload(NamedTuple):
+class HostOffload(NamedTuple):
     """The states that DeepSpeed keeps in the host's memory."""
 
     optimizer: bool
@@ -30,14 +30,14 @@ class Offload(NamedTuple):
     """Whether stage 3's shards of weights are there; they are copied to the device when they are gathered."""
 
 
-def offload_of(train: TrainSpec) -> Offload:
+def offload_of(train: TrainSpec) -> HostOffload:
     """Return the offload that the study sets, or else the user's file, under today's keys or their old names."""
     zero = section(train.deepspeed_config, "zero_optimization")
     optimizer = train.offload != "none" or _is_on_host(zero, "offload_optimizer") or flag(train, "cpu_offload") is True
     weights = (
         train.offload == "parameters" or _is_on_host(zero, "offload_param") or flag(train, "cpu_offload_param") is True
     )
-    return Offload(
+    return HostOffload(
         optimizer=optimizer and train.zero_stage >= 1,
         weights=weights and train.zero_stage == 3,
     )

@@ -103,7 +103,7 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> RankStates:
         )
         part_bytes = 0
         scratch_bytes = largest * _NORM_BYTES
-        step = {}
+        step = _gathered_by_gloo(trial, shapes)
     accumulated_bytes = part_bytes if train.zero_stage == 2 else count.all * element_bytes
     return RankStates(
         steady=placed.steady,
@@ -153,6 +153,16 @@ def _on_host_from_stage_1(trial: Trial, shapes: ParameterShapes) -> Parts:
         "gradients": gradient_bytes,
         "temporaries": (part_elements + _largest_tensor(shapes)) * element_bytes,
     }
+
+
+def _gathered_by_gloo(trial: Trial, shapes: ParameterShapes) -> Parts:
+    """Return gloo's copy of the new weights of the optimizer's largest group, which a step ends with gathering.
+
+    Without offloading a step holds more than that before it: its gradients, flattened once more.
+    """
+    has_gloo = trial.train.device == "cpu" and trial.world.size > 1
+    largest_group = max(map(sum, optimizer_groups(shapes)))
+    return {"gloo's copies": largest_group * weight_bytes(trial.train)} if has_gloo else {}
 
 
 def _largest_tensor(shapes: ParameterShapes) -> int:

@@ -238,6 +238,6 @@ def test_two_ranks_of_a_cpu_took_what_is_forecast(
     stage: int, fields: dict[str, Any], keys: dict[str, Any], megabytes: float
 ) -> None:
     buckets = {"bucket_mib": 1, "gather_bucket_mib": 1, "deepspeed_config": {"zero_optimization": keys}}
-    settings = {"engine": "deepspeed", "zero_stage": stage, "micro_batch": 8} | buckets | fields
+    settings: dict[str, Any] = {"engine": "deepspeed", "zero_stage": stage, "micro_batch": 8} | buckets | fields
     found = known(trial(2, model=BENCHMARKED, device="cpu", **settings))
     assert found.peak_bytes / 1e6 == pytest.approx(megabytes, rel=0.01)

@@ -17,6 +17,7 @@ BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "memory.py"
 BY_DAY = [
     "ddp, bf16-params",
     "ZeRO-3, fp32, 32 images",
+    "ZeRO-2, optimizer offloaded, fp32, 2 micro-steps",
     "fsdp2, tensor 2, Swin, fp32, checkpointing",
     "ddp, sequence 2, Swin, fp32, padded windows",
     "fsdp2, pipeline 2, interleaved, sharded weights, Swin, fp32, 8 images",
@@ -24,6 +25,8 @@ BY_DAY = [
 ]
 AT_NIGHT = [
     "ddp, fp32, bucket views, 2 micro-steps",
+    "ZeRO-3, parameters offloaded, fp32, 2 micro-steps",
+    "ZeRO-3, hpZ, fp32, 2 micro-steps",
     "ddp, fp32, fp16 gradients",
     "ddp, fp32, LAMB",
     "ddp, fp32, SGD without momentum",

@@ -75,7 +75,9 @@ def modules_in_forward(shapes: ParameterShapes) -> tuple[PlacedModule, ...]:
 
 
 @lru_cache(maxsize=1024)
-def traversal(modules: tuple[PlacedModule, ...], settings: ZeroSettings, checkpointing: bool) -> Traversal:
+def traversal(
+    modules: tuple[PlacedModule, ...], settings: ZeroSettings, checkpointing: bool, *, has_buffers: bool = True
+) -> Traversal:
     """Go through forward and backward as runtime/zero/partitioned_param_coordinator.py of DeepSpeed 0.19 does.
 
     At each module `fetch_sub_module` gathers what the module lacks, and then `stage3_prefetch_bucket_size` elements of
@@ -91,10 +93,11 @@ def traversal(modules: tuple[PlacedModule, ...], settings: ZeroSettings, checkpo
         modules: those of the model, in the order of forward.
         settings: ZeRO's settings.
         checkpointing: whether backward computes each block again.
+        has_buffers: whether weights arrive in a buffer, out of which they are copied.
     """
     coordinator = _Coordinator(modules, settings, _visits(modules, checkpointing))
     coordinator.run()
-    return coordinator.summary()
+    return coordinator.summary(has_buffers=has_buffers)
 
 
 class _Visit(NamedTuple):
@@ -272,7 +275,7 @@ class _Coordinator:
         """Return the next step that uses the weights of a module; None where no later one does."""
         return next((step for step in self._steps_of_module[module] if step > after), None)
 
-    def summary(self) -> Traversal:
+    def summary(self, *, has_buffers: bool) -> Traversal:
         """Return all gathers, and the most that is gathered at each module.
 
         Tensors of one gather lie in one buffer, which is there from the gather on until each of them has been used.
@@ -286,7 +289,7 @@ class _Coordinator:
             elements = sum(self._elements[tensor] for tensor in gather.tensors)
             first_uses = [self._first_use(tensor, gather.step) for tensor in gather.tensors]
             first_use = min(first_uses)
-            has_buffer = len(gather.tensors) > 1
+            has_buffer = has_buffers and len(gather.tensors) > 1
             if has_buffer:
                 gathered.add(elements, first=gather.step, last=max(first_uses))
             own_memory_step = first_use if has_buffer else gather.step

@@ -71,8 +71,6 @@ class _BlockByBlock:
         self._block_gathered_behind = self._last_block if self._sharding.stays_gathered else 0
         """The block that `_weights` takes for the parts behind the blocks: the last one, or none (0)."""
         self._accumulates = trial.train.grad_accum > 1
-        self._casts_shards = self._sharding.has_buffers and trial.train.master_weights
-        """Whether fp32 shards are cast to 16 bits before they are gathered."""
 
     def around(self, rank_states: RankStates) -> Around:
         """Return the bytes at each part and between parts.
@@ -143,12 +141,12 @@ class _BlockByBlock:
         # gloo's copy of the last block is late: it was fetched ahead too.
         late_copy = self._block_elements[block] if block == self._last_block else 0
         following = self._block_elements[block + 1]
-        cast_elements = shard(following, self._sharding.ranks) if self._casts_shards else 0
+        copied_bytes = shard(following, self._sharding.ranks) * self._sharding.copied_shard_bytes
         return added(
             self._weights(block, buffered=fetched, copied_by_gloo=fetched + late_copy),
             self._gradients(block, finished=0, new=0),
             self._scattered(block + 1, copied_by_gloo=following),
-            {"temporaries": cast_elements * self._sharding.weight_bytes},
+            {"temporaries": copied_bytes},
         )
 
     def _at_scatter(self, block: int) -> Parts:
@@ -212,7 +210,8 @@ class _BlockByBlock:
         whole_elements = self._elements_behind + finished + new
         scattered_elements = sum(self._block_elements[block + 1 :])
         # Of gradients that accumulate, the shards are among those of earlier micro-steps already.
-        scattered_element_bytes = 0.0 if self._accumulates else sharding.shard_bytes / sharding.ranks
+        keeps_shards = not (self._accumulates or sharding.has_shards_on_host)
+        scattered_element_bytes = sharding.shard_bytes / sharding.ranks if keeps_shards else 0.0
         scattered_bytes = int(scattered_elements * scattered_element_bytes)
         return {"gradients": whole_elements * sharding.weight_bytes + scattered_bytes}
 

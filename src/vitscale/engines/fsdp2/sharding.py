@@ -25,6 +25,20 @@ class Sharding(NamedTuple):
     """Whether gloo exchanges, which works on a copy of its own."""
     stays_gathered: bool
     """Whether blocks stay gathered from forward to their backward."""
+    has_shards_on_host: bool
+    """Whether shards of weights, gradients and optimizer states lie in the host's memory, away from a GPU."""
+
+    @property
+    def copied_shard_bytes(self) -> int:
+        """Bytes of an element in the copies of a shard that are made before it goes into the buffer, if there is one.
+
+        A shard on the host is copied to the device first; one that is wider than gathered weights is cast.
+        """
+        if not self.has_buffers:
+            return 0
+        from_host_bytes = self.shard_bytes if self.has_shards_on_host else 0
+        cast_bytes = self.weight_bytes if self.shard_bytes > self.weight_bytes else 0
+        return from_host_bytes + cast_bytes
 
     @staticmethod
     def of(trial: Trial) -> Sharding:
@@ -39,4 +53,5 @@ class Sharding(NamedTuple):
             has_buffers=ranks > 1,
             has_gloo=ranks > 1 and train.device == "cpu",
             stays_gathered=train.reshard_after_forward is False,
+            has_shards_on_host=train.offload == "parameters" and train.device == "cuda",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vitscale.engines.fsdp2.sharding import Sharding
-from vitscale.engines.states import RankStates, Sizes, shard, sizes, state_bytes
+from vitscale.engines.states import RankStates, Sizes, added, shard, sizes, state_bytes
 from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.trial import Trial
 
@@ -25,6 +25,9 @@ def states(trial: Trial, shapes: ParameterShapes) -> RankStates:
     gloo works on its own copy of what it gathers and scatters (ProcessGroupGloo.cpp). Its thread lets go of a finished
     exchange, and of the tensors with it, when it is scheduled next: in about one step of eight only after the next
     gather has begun. In a whole run that happens, so the peak counts what is let go of late beside what is gathered.
+
+    With shards on the host (`CPUOffloadPolicy`) the device holds none: they are copied to it to be gathered, and
+    scattered gradients go to the host at once (`all_gather_inputs` in _fsdp_param.py, `foreach_reduce`).
     """
     train = trial.train
     sharding = Sharding.of(trial)
@@ -36,6 +39,13 @@ def states(trial: Trial, shapes: ParameterShapes) -> RankStates:
     shard_elements = shard(count.all, sharding.ranks)
     gradients = {"gradients": shard_elements * sharding.shard_bytes}
     accumulates = train.grad_accum > 1
+    shards = {
+        "weights": shard_elements * sharding.shard_bytes,
+        "optimizer states": shard_elements * state_bytes(train) // 4 * sharding.shard_bytes,
+    }
+    # On the device there are gradients until they are scattered, block by block; the step is on the host.
+    device_gradients = {"gradients": 0} if sharding.has_shards_on_host else gradients
+    keeps_gradients = not (accumulates or sharding.has_shards_on_host)
 
     fetched_bytes = 2 * block_bytes if sharding.has_buffers else block_bytes
     has_gathered_blocks = sharding.stays_gathered and block_bytes > 0
@@ -47,21 +57,19 @@ def states(trial: Trial, shapes: ParameterShapes) -> RankStates:
     backward_bytes = root_bytes if sharding.stays_gathered else root_bytes + fetched_bytes
     scatter_buffer_bytes = block_elements * sharding.sent_bytes
     return RankStates(
-        steady={
-            "weights": shard_elements * sharding.shard_bytes,
-            "optimizer states": shard_elements * state_bytes(train) // 4 * sharding.shard_bytes,
-        },
-        gradient_bytes=0 if accumulates else sharding.shard_bytes / sharding.ranks,
+        steady={} if sharding.has_shards_on_host else shards,
+        gradient_bytes=sharding.shard_bytes / sharding.ranks if keeps_gradients else 0,
         new_gradient_bytes=sharding.weight_bytes,
-        held=gradients if accumulates else {},
+        held=device_gradients if accumulates else {},
         forward={"gathered weights": forward_bytes, "gloo's copies": block_bytes if sharding.has_gloo else 0},
         forward_end={"gathered weights": forward_bytes},
         backward={"gathered weights": backward_bytes},
         gathered_blocks=gathered_blocks,
         first_block={"buckets": scatter_buffer_bytes},
         between_blocks=_bytes_between_blocks(sharding, block_elements),
-        exchange=gradients | {"gathered weights": root_bytes},
-        step=gradients,
+        exchange=device_gradients | {"gathered weights": root_bytes},
+        step=device_gradients,
+        host=added(shards, gradients) if sharding.has_shards_on_host else {},
     )
 
 
@@ -72,7 +80,8 @@ def _bytes_between_blocks(sharding: Sharding, block_elements: int) -> dict[str, 
     block, which have been scattered, and its weights, where backward has gathered them.
 
     The next block's weights are gathered in the precision of computing. A rank whose shards are wider, as fp32 master
-    weights are in bf16 training, casts its shard of the block for that. A single rank gathers nothing.
+    weights are in bf16 training, casts its shard of the block for that. A rank whose shards lie on the host copies its
+    shard of the block to the device first. A single rank gathers nothing.
 
     Args:
         sharding: how the ranks shard.
@@ -80,12 +89,9 @@ def _bytes_between_blocks(sharding: Sharding, block_elements: int) -> dict[str, 
     """
     scattered_bytes = block_elements * sharding.sent_bytes
     gathered_bytes = 0 if sharding.stays_gathered else block_elements * sharding.weight_bytes
-    has_wider_shards = sharding.shard_bytes > sharding.weight_bytes
-    casts_shards = sharding.has_buffers and has_wider_shards
-    cast_bytes = shard(block_elements, sharding.ranks) * sharding.weight_bytes
     return {
         "gloo's copies": scattered_bytes + gathered_bytes if sharding.has_gloo else 0,
-        "temporaries": cast_bytes if casts_shards else 0,
+        "temporaries": shard(block_elements, sharding.ranks) * sharding.copied_shard_bytes,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from statistics import NormalDist
 from typing import NamedTuple, overload
@@ -53,6 +53,8 @@ class MemoryForecast:
     """Moment of a step -> bytes by part; a part that is not listed takes none."""
     not_covered: Mapping[str, str]
     """What is left out -> why, or what it is."""
+    host: Parts = field(default_factory=dict)
+    """Bytes in the host's memory by part, of what is offloaded from a GPU; they are none of `moments`."""
 
     @property
     def peak_moment(self) -> str:
@@ -103,7 +105,9 @@ def forecast(trial: Trial) -> MemoryForecast | None:
     else:
         missing["convolutions"] = "what a convolution's backward takes for copies in another order of the axes"
         of_ranks = list(_in_parts(trial))
-    return max((MemoryForecast(_highest(each), missing) for each in of_ranks), key=lambda rank: rank.peak_bytes)
+    # Ranks that share weights offload nothing (`study.model_checks`), so the whole model's shapes are every rank's.
+    host = _wrapped(trial, _shapes(trial)).host
+    return max((MemoryForecast(_highest(each), missing, host) for each in of_ranks), key=lambda rank: rank.peak_bytes)
 
 
 def _highest(moments: Sequence[tuple[str, Parts]]) -> dict[str, Parts]:
@@ -127,7 +131,7 @@ def unavailable(trial: Trial) -> str:
     """Why arithmetic does not tell a trial's memory; empty where it does.
 
     Reasons are a model that only building it could count, an engine or an optimizer whose states are not modelled here,
-    offloading, and what a user's own DeepSpeed file may ask for beyond bucket sizes (`EngineFacts.states_unknown`).
+    and settings of a user's own DeepSpeed file with which it holds other states (`EngineFacts.states_unknown`).
     """
     train = trial.train
     facts = wrapper_facts(train)
@@ -136,8 +140,6 @@ def unavailable(trial: Trial) -> str:
     optimizer = optimizer_of_states(train)
     if optimizer not in STATE_BYTES:
         return f"the states of {optimizer if optimizer == train.optimizer else shown(optimizer)} are not modelled"
-    if train.offload != "none":
-        return "offloading is not modelled"
     if reason := facts.states_unknown(train):
         return reason
     shapes = recorded_shapes(trial.model)

@@ -26,6 +26,7 @@ from vitscale.pages import choosing, sentences
 from vitscale.pages.charts.axes import capitalised
 from vitscale.pages.charts.time import PART_NAMES, known_part_seconds, waterfall_of_trial
 from vitscale.pages.choosing import best_measured, label_and_pace
+from vitscale.pages.model_lines import model_lines_in_short
 from vitscale.pages.statements import (
     BASELINE,
     EXPECTATION,
@@ -582,7 +583,7 @@ def _summary(analysis: Analysis, sentences_below: int) -> _Summary:
     """
     steps = _steps_table(analysis, counts(analysis))
     if steps is not None:
-        return _Summary(steps, missing_curves=0)
+        return _Summary(replace(steps, notes=_notes_on_models(analysis)), missing_curves=0)
     curves = _curves_in_summary(analysis)
     shown_curves = curves
     if len(list(_points_in_summary(curves))) > _MOST_SUMMARY_ROWS:
@@ -632,7 +633,12 @@ def _table_of_curves(analysis: Analysis, curves: Sequence[_SummaryCurve]) -> doc
     title = counts(analysis)
     if len(all_policies) == 1:
         title = f"{title}, {next(iter(all_policies))}"
-    return doc.Table(columns, tuple(groups), title=title, label="policy")
+    return doc.Table(columns, tuple(groups), notes=_notes_on_models(analysis), title=title, label="policy")
+
+
+def _notes_on_models(analysis: Analysis) -> tuple[str, ...]:
+    """Return notes on the number of parameters of the measured models."""
+    return tuple(model_lines_in_short(trial for trial in analysis.trials.values() if trial.run_figures))
 
 
 def _summary_row(analysis: Analysis, curve: _SummaryCurve, point: ScalingPoint, speed_column: _SpeedColumn) -> doc.Row:

@@ -13,7 +13,12 @@ from vitscale.runner import planning as runner_planning
 
 def test_commands_start_no_tracer_unless_memory_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
-    monkeypatch.setattr(runner_planning, "find_cards", lambda *given: calls.append(given) or ())
+
+    def find_cards(*given: object) -> tuple[()]:
+        calls.append(given)
+        return ()
+
+    monkeypatch.setattr(runner_planning, "find_cards", find_cards)
     study = tmp_path / "study.toml"
     study.write_text(
         f'name = "commands"\n{TINY_MODEL}\n[data]\nname = "digits"\n[train]\nmicro_batch = 8\nepochs = 1\n'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -58,7 +58,7 @@ class FakeTracer:
 
 
 @pytest.fixture
-def tracer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeTracer]:
+def tracer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeTracer:
     """A tracer whose cards nothing else knows, in a folder with the configuration of a DINOv2."""
     known = KnownModels()
     for module in (asked_models, known_models, model_cost):
@@ -69,7 +69,7 @@ def tracer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeTrac
     shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
     (tmp_path / "tiny/config.json").write_text(json.dumps({"model_type": "dinov2", **shape}))
     monkeypatch.chdir(tmp_path)
-    return iter([fake]).__next__()
+    return fake
 
 
 def evidence() -> Evidence:

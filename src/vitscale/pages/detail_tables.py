@@ -97,13 +97,15 @@ def _peak_names(trials: Sequence[TrialResult]) -> list[str]:
 def _flops_sentences(trials: Sequence[TrialResult]) -> list[str]:
     """Return a sentence on how the FLOPs are known that trials' MFU or share of the matmul rate rests on.
 
-    Example: "FLOPs of an image: 35.1 GFLOP by formula in vit-b16.".
+    Example: "FLOPs of training on an image: 105 GFLOP by formula in vit-b16.".
     """
     names_by_flops: dict[str, dict[str, None]] = {}
     for trial in trials:
         used = trial.resources
-        rests_on_flops = used is not None and (used.mfu is not None or used.share_of_matmul is not None)
-        if rests_on_flops and used.flops_per_image is not None:
+        if used is None or used.flops_per_image is None:
+            continue
+        rests_on_flops = used.mfu is not None or used.share_of_matmul is not None
+        if rests_on_flops:
             words = f"{units.rate(used.flops_per_image, 'FLOP')} {used.flops_source}"
             names_by_flops.setdefault(words, {})[trial.model_name] = None
     if not names_by_flops:

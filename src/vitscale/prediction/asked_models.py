@@ -39,8 +39,9 @@ def asked_model(name: str, image_size: int, measured: Trial, told_parameters: in
             some although they are known.
     """
     classes = measured.model.num_classes or _IMAGENET_CLASSES
-    named = {"hf": name} if _is_folder_without_configuration(name) else {"name": name}
-    wanted = ModelSpec(**named, task=measured.model.task, image_size=image_size, num_classes=classes)
+    unnamed = ModelSpec(task=measured.model.task, image_size=image_size, num_classes=classes)
+    field = "hf" if _is_folder_without_configuration(name) else "name"
+    wanted = unnamed.model_copy(update={field: name})
     located = user_model.with_located_files(_study_path(), wanted, BY_OPTION)
     spec = resolve(located, classes, measured.model.channels)
     if has_formula(spec):

@@ -466,12 +466,20 @@ def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> doc.Docum
     if summary.missing_curves:
         configurations_title += f" ({units.counted(summary.missing_curves, 'more curve')})"
     notes = tuple(finding for finding in analysis.findings if finding.severity != "warning")
+    sentences_below = (*_warnings(analysis), *engine_sentences(analysis))
+    models = _notes_on_models(analysis)
+    # What the models are is no answer: it has a line only where the answers leave room on the screen.
+    is_crowded = len(list(summary.table.rows)) + len(failures) + len(sentences_below) > _MOST_SUMMARY_ROWS
+    model_bullets = bullets(models if is_crowded else ())
+    configurations: tuple[doc.Block, ...] = tuple(mode_tables(analysis).values())
+    if model_bullets is not None:
+        configurations = (model_bullets, *configurations)
     blocks: list[doc.Block | None] = [
         bullets((_fastest_in_short(analysis), f"Next: {missing}" if missing else "")),
         summary.table if any(summary.table.rows) else doc.Paragraph(summary.table.title, "strong"),
         doc.Bullets(tuple(failures), "bad") if failures else None,
-        bullets((*_warnings(analysis), *engine_sentences(analysis))),
-        doc.Section(configurations_title, tuple(mode_tables(analysis).values()), folded=True),
+        bullets((*sentences_below, *(() if is_crowded else models))),
+        doc.Section(configurations_title, configurations, folded=True),
         doc.Section("what else to know", notes, folded=True) if notes else None,
     ]
     return doc.Document("", tuple(block for block in blocks if block is not None), last=tuple(last))
@@ -583,7 +591,7 @@ def _summary(analysis: Analysis, sentences_below: int) -> _Summary:
     """
     steps = _steps_table(analysis, counts(analysis))
     if steps is not None:
-        return _Summary(replace(steps, notes=_notes_on_models(analysis)), missing_curves=0)
+        return _Summary(steps, missing_curves=0)
     curves = _curves_in_summary(analysis)
     shown_curves = curves
     if len(list(_points_in_summary(curves))) > _MOST_SUMMARY_ROWS:
@@ -633,7 +641,7 @@ def _table_of_curves(analysis: Analysis, curves: Sequence[_SummaryCurve]) -> doc
     title = counts(analysis)
     if len(all_policies) == 1:
         title = f"{title}, {next(iter(all_policies))}"
-    return doc.Table(columns, tuple(groups), notes=_notes_on_models(analysis), title=title, label="policy")
+    return doc.Table(columns, tuple(groups), title=title, label="policy")
 
 
 def _notes_on_models(analysis: Analysis) -> tuple[str, ...]:

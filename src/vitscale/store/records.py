@@ -152,9 +152,9 @@ class ModelLine(RankLine):
     """FLOPs of training one image, as a user's own script states them, or as they were counted of the module that it
     describes; null for models that are known here."""
     parameters_source: Literal["measured", "told"] | None = None
-    """Of a user's own script: whether its module was counted, or it states the number; null for all other models."""
+    """Whether a user's own script had its module counted, or states the number; null for all other models."""
     flops_source: Literal["traced", "told"] | None = None
-    """Of a user's own script: whether its module was traced, or it states the FLOPs; null for all other models."""
+    """Whether a user's own script had its module traced, or states the FLOPs; null for all other models."""
 
 
 class ExplainedLine(RankLine):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from vitscale.store import RunIndex
 from vitscale.store.reading import EndedAttempt, RunKey
 from vitscale.study.sections import AUTO
 from vitscale.trial import model_cost
-from vitscale.trial.model_cost import ParameterCount
+from vitscale.trial.model_words import CountedModel, parameter_fields, parameter_lines
 from vitscale.trial.rank_batches import in_words
 from vitscale.trial.trial import TrainSpec, Trial
 
@@ -48,7 +48,7 @@ def plan_document(
     summary = (
         *_saving_lines(plan),
         *estimate.lines(plan),
-        *_parameter_lines(trials),
+        *parameter_lines(_counted_models(trials)),
         *plan.expansion.notes,
     )
     findings = [
@@ -137,31 +137,12 @@ def _command_lines(plan: Plan) -> list[str]:
     return sorted(lines)
 
 
-def _parameter_lines(trials: Mapping[str, Trial]) -> list[str]:
-    """Return lines with the models' numbers of parameters; models with the same number share a line."""
-    counts_by_name: dict[str, dict[ParameterCount | None, None]] = {}
+def _counted_models(trials: Mapping[str, Trial]) -> Iterator[CountedModel]:
+    """Yield each different model of the trials with its number of parameters."""
     # Few different models stand in many trials, and counting one takes long.
     models = dict.fromkeys((trial.model_name or "model", trial.model) for trial in trials.values())
     for name, model in models:
-        counts_by_name.setdefault(name, {})[model_cost.counted_parameters(model)] = None
-    names_by_words: dict[str, list[str]] = {}
-    for name, counts in counts_by_name.items():
-        names_by_words.setdefault(_parameters_in_words(list(counts)), []).append(name)
-    return [f"{', '.join(names)}: {words}" for words, names in names_by_words.items()]
-
-
-def _parameters_in_words(counts: Sequence[ParameterCount | None]) -> str:
-    """Return "5,717,416 parameters", "87,000,000 parameters (traced)", or "1,000 parameters, unavailable for some"."""
-    known_counts = [count for count in counts if count is not None]
-    if not known_counts:
-        return "number of parameters unavailable"
-    words = " or ".join(f"{count.parameters:,}" for count in known_counts) + " parameters"
-    sources = dict.fromkeys(count.source for count in known_counts if count.source != "by formula")
-    if sources:
-        words += f" ({', '.join(sources)})"
-    if None in counts:
-        words += ", unavailable for some"
-    return words
+        yield CountedModel(name, model_cost.counted_parameters(model))
 
 
 _COLUMNS = (
@@ -336,7 +317,7 @@ def plan_fields(
                 "steps_per_epoch": steps.per_epoch,
                 "steps": steps.per_run,
                 "global_batch": trial.global_batch,
-                **_parameter_fields(trial),
+                **parameter_fields(model_cost.counted_parameters(trial.model)),
                 **estimate.as_json(trial_id, trial),
                 "nodes": trial.world.nodes,
                 "commands": commands_of(plan, trial),
@@ -353,15 +334,6 @@ def plan_fields(
         "largest_image_sizes": estimate.largest_json(plan),
         "trials": trials,
         "findings": [finding_fields(finding) for finding in file_findings],
-    }
-
-
-def _parameter_fields(trial: Trial) -> dict[str, Any]:
-    """Return a trial's number of parameters and how it is known, for the JSON; null where it is unknown."""
-    count = model_cost.counted_parameters(trial.model)
-    return {
-        "parameters": None if count is None else count.parameters,
-        "parameters_source": None if count is None else count.source,
     }
 
 

@@ -205,7 +205,7 @@ def _check_models(path: Path, points: Sequence[_SettledPoint]) -> dict[model_spe
         RequestError: a model's files are missing or cannot be used.
     """
     models = dict.fromkeys(point.model for point in points)  # each once, in order
-    hf_fields = {point.model: "hf" if point.study.model.name is None else "name" for point in points}
+    hf_fields = {point.model: "model.hf" if point.study.model.name is None else "model.name" for point in points}
     config_digests = {model: user_model.check(path, model, hf_fields[model]) for model in models}
     weights_digests = {model: user_model.weights_digest(model) for model in models}
     factory_digests = {model: user_model.factory_digest(path, model) for model in models}

@@ -87,6 +87,44 @@ def apart(num_classes: int, image_size: int) -> nn.Module:
     return Apart(num_classes)
 
 
+class Staged(nn.Module):
+    """Two blocks in a list, and two layers of their class outside of it."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 8)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.head = nn.Linear(8, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = self.first(images.mean(dim=(2, 3)))
+        for block in self.blocks:
+            hidden = block(hidden)
+        logits: Tensor = self.head(hidden)
+        return logits
+
+
+def staged(num_classes: int, image_size: int) -> nn.Module:
+    return Staged(num_classes)
+
+
+class BlocksInFp32(Staged):
+    """It switches autocast off around its blocks."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = self.first(images.mean(dim=(2, 3)))
+        with torch.autocast(images.device.type, enabled=False):
+            hidden = hidden.float()
+            for block in self.blocks:
+                hidden = block(hidden)
+        logits: Tensor = self.head(hidden)
+        return logits
+
+
+def blocks_in_fp32(num_classes: int, image_size: int) -> nn.Module:
+    return BlocksInFp32(num_classes)
+
+
 def built_from_values(num_classes: int, image_size: int) -> nn.Module:
     rates = [rate.item() for rate in torch.linspace(0, 1, 3)]
     return Linear(num_classes, image_size) if rates[-1] == 1 else nn.Identity()

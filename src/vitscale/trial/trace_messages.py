@@ -9,6 +9,7 @@ An answer repeats the number of its request: any other line, as a model's own co
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -19,7 +20,8 @@ from vitscale.trial.model_card import ModelCard, TraceRequest
 class _TraceMessage(BaseModel):
     """Base of messages and their parts: immutable; unknown keys are refused, for both directions are input."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Validators are built at first use: most plans import this module, and trace nothing.
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class NumberedRequest(_TraceMessage):
@@ -61,12 +63,17 @@ class RefusalAnswer(_TraceMessage):
 
 
 TraceAnswer = CardAnswer | RefusalAnswer
-_ANSWER: TypeAdapter[TraceAnswer] = TypeAdapter(TraceAnswer)
+
+
+@cache
+def _answer_adapter() -> TypeAdapter[TraceAnswer]:
+    """Return what validates answers."""
+    return TypeAdapter(TraceAnswer)
 
 
 def parse_answer(line: bytes) -> TraceAnswer | None:
     """Return the answer that a line of JSON is; None where it is none."""
     try:
-        return _ANSWER.validate_json(line)
+        return _answer_adapter().validate_json(line)
     except ValueError:
         return None

@@ -9,6 +9,8 @@ import time
 import torch
 from torch import Tensor, nn
 
+from vitscale.errors import VitscaleError
+
 
 class Linear(nn.Module):
     """A classifier on the pixels."""
@@ -140,6 +142,28 @@ class Branching(Linear):
 
 def branching(num_classes: int, image_size: int) -> nn.Module:
     return Branching(num_classes, image_size)
+
+
+class Unspeakable(Linear):
+    """Its error has a character that no text may have."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        raise ValueError("\udc80")
+
+
+def unspeakable(num_classes: int, image_size: int) -> nn.Module:
+    return Unspeakable(num_classes, image_size)
+
+
+class Wordless(Linear):
+    """Its error says nothing."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        raise VitscaleError("")
+
+
+def wordless(num_classes: int, image_size: int) -> nn.Module:
+    return Wordless(num_classes, image_size)
 
 
 class Selecting(Linear):

@@ -26,7 +26,7 @@ from typing import NamedTuple, NoReturn
 from pydantic import ValidationError
 
 from vitscale.base.interpreter import append_to_search_path
-from vitscale.errors import VitscaleError
+from vitscale.errors import VitscaleError, printable
 from vitscale.processes.parent_death import end_with_parent
 from vitscale.trial.model_card import ModelCard, TraceRequest
 from vitscale.trial.trace_messages import CardAnswer, NumberedRequest, RefusalAnswer, TraceAnswer, TraceRefusal
@@ -176,8 +176,8 @@ def _error_sentence(error: BaseException, memory_bytes: int | None) -> str:
     if _is_out_of_memory(error):
         limit = "there is" if memory_bytes is None else f"{memory_bytes:,} bytes of memory"
         return f"counting the model took more than {limit}"
-    message = " ".join(str(error).split())
-    if isinstance(error, VitscaleError):
+    message = printable(" ".join(str(error).split()))  # JSON cannot have lone surrogates
+    if isinstance(error, VitscaleError) and message:
         return message
     return f"the model's code ended with {type(error).__name__}: {message[:300]}".rstrip(": ")
 

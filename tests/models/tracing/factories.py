@@ -155,11 +155,18 @@ def unspeakable(num_classes: int, image_size: int) -> nn.Module:
     return Unspeakable(num_classes, image_size)
 
 
+class WordlessError(VitscaleError):
+    """An error that says nothing."""
+
+    def __str__(self) -> str:
+        return ""
+
+
 class Wordless(Linear):
-    """Its error says nothing."""
+    """It raises one."""
 
     def forward(self, images: Tensor) -> Tensor:
-        raise VitscaleError("")
+        raise WordlessError("")
 
 
 def wordless(num_classes: int, image_size: int) -> nn.Module:

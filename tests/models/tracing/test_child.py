@@ -127,7 +127,7 @@ os._exit(0)  # what SIGKILL would do: nothing is tidied up
         (line_of(1, factory("branching")), "at the operation _local_scalar_dense"),
         (line_of(1, factory("leaving")), "the model's code ended with SystemExit: 3"),
         (line_of(1, factory("unspeakable")), r"ValueError: \udc80"),
-        (line_of(1, factory("wordless")), "the model's code ended with VitscaleError"),
+        (line_of(1, factory("wordless")), "the model's code ended with WordlessError"),
         (line_of(1, factory("nowhere")), "no function of that name in the module"),
         (line_of(1, ModelSpec(name="vit-b16")), "resolve"),
         ("{}", "standard input is no request: Field required"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +12,19 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from forks import prepared_here
 from results_factory import make_trial
+from vitscale import models
 from vitscale.engines.accelerate.wrap import AccelerateEngine, fsdp2_plugin
+from vitscale.models.tracing import trace
+from vitscale.trial.model_card import TraceRequest
+from vitscale.trial.model_spec import ModelSpec
 
 
 class Model(nn.Module):
@@ -32,6 +40,50 @@ class Model(nn.Module):
             images = block(images)
             self.computed.append(images.dtype)
         return images
+
+
+@pytest.fixture
+def single_process() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def wrapped_by_accelerate(model: nn.Module) -> set[str]:
+    """Names of the modules that Accelerate's own code wraps, which it does on a GPU alone."""
+    trial = make_trial("accelerate", 2, accelerate_backend="fsdp2", device="cuda", precision="fp32")
+    accelerator = SimpleNamespace(
+        state=SimpleNamespace(fsdp_plugin=fsdp2_plugin(model, trial.train)),
+        mixed_precision="no",
+        is_main_process=True,
+        torch_device_mesh=None,
+    )
+    fsdp2_prepare_model(accelerator, model)
+    return {name for name, module in model.named_modules() if isinstance(module, FSDPModule)}
+
+
+def test_accelerate_wraps_the_blocks_that_are_traced_and_nothing_else_of_their_class(single_process: None) -> None:
+    spec = ModelSpec(factory="models.tracing.factories:staged", image_size=8, num_classes=7)
+    traced_blocks = {part.name for part in trace(TraceRequest(model=spec)).parts if part.block > 0}
+    model = models.build(spec)
+    assert wrapped_by_accelerate(model) == {""} | traced_blocks == {"", "blocks.0", "blocks.1"}
+    assert model(torch.ones(2, 3, 8, 8)).shape == (2, 7)
+
+
+def test_accelerate_wraps_a_model_without_blocks_as_one(single_process: None) -> None:
+    assert wrapped_by_accelerate(nn.Linear(4, 4)) == {""}
+
+
+class WithoutEmbeddings(Model):
+    """It answers as transformers' UperNet and ConvNeXt do."""
+
+    def get_input_embeddings(self) -> nn.Module:
+        raise NotImplementedError
+
+
+def test_accelerate_wraps_a_model_that_knows_no_embeddings_of_its_own(single_process: None) -> None:
+    assert wrapped_by_accelerate(WithoutEmbeddings()) == {"", "blocks.0", "blocks.1"}
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -200,16 +200,60 @@ def _torch_options(train: TrainSpec, device: torch.device) -> dict[str, Any]:
     return {"mixed_precision": train.precision if is_autocast else "no", "cpu": device.type == "cpu"}
 
 
+_BLOCK_CLASS = "VitscaleBlock"
+"""Name of the class of a model's blocks, by which Accelerate finds them."""
+
+
+def _give_own_class(blocks: Sequence[nn.Module]) -> None:
+    """Give a model's blocks a subclass of their class, of which nothing else in the model is.
+
+    Accelerate wraps all modules of the class that a name stands for, and of its subclasses (`fsdp2_prepare_model`). The
+    class of blocks may occur outside of them too: timm's EfficientNet has stages of one block, which are no list.
+    `fully_shard` itself changes the classes of what it wraps like this.
+    """
+    if blocks:
+        block_class = type(blocks[0])  # all blocks are of one class (`blocks_of`)
+        own_class = type(_BLOCK_CLASS, (block_class,), {})
+        for block in blocks:
+            block.__class__ = own_class
+
+
+def _answer_without_embeddings(model: nn.Module) -> None:
+    """Let models of transformers that know no embeddings of theirs (ConvNeXt, UperNet) answer that they have none.
+
+    They raise an error where Accelerate 1.15 asks for the embeddings, which it wraps by themselves.
+    """
+    for question in ("get_input_embeddings", "get_output_embeddings"):
+        ask = getattr(model, question, None)
+        if ask is None:
+            continue
+        try:
+            ask()
+        except NotImplementedError:
+            setattr(model, question, lambda: None)
+
+
 def fsdp2_plugin(model: nn.Module, train: TrainSpec) -> Any:
-    """Return Accelerate's settings of FSDP2, with which it does what `Fsdp2Engine.wrap` does."""
+    """Return Accelerate's settings of FSDP2, with which it wraps the blocks that `Fsdp2Engine.wrap` does.
+
+    From 1.15 on it also wraps what `get_input_embeddings` returns, and the last norm that is a direct child of the
+    model. Forecasts count both to the root, all that is in no block: they are too high by the embeddings at most.
+
+    Args:
+        model: its blocks get a class of their own.
+        train: the study's options.
+    """
     from accelerate.utils import FullyShardedDataParallelPlugin
 
+    blocks = blocks_of(model)
+    _give_own_class(blocks)
+    _answer_without_embeddings(model)
     options = fsdp2_options(train)
     return FullyShardedDataParallelPlugin(
         fsdp_version=2,
         reshard_after_forward=options.reshard_after_forward,
         auto_wrap_policy="transformer_based_wrap",
-        transformer_cls_names_to_wrap=sorted({type(block).__name__ for block in blocks_of(model)}),
+        transformer_cls_names_to_wrap=[_BLOCK_CLASS] if blocks else [],
         cpu_offload=options.offloads_to_host,
         # The weights are the same on every rank already, so rank 0's need not be sent around.
         cpu_ram_efficient_loading=False,

@@ -12,7 +12,7 @@ class Sharding(NamedTuple):
     """The way in which a trial's ranks shard and gather; bytes are those of one element."""
 
     ranks: int
-    """Ranks over which the weights are sharded."""
+    """Ranks over which the weights are sharded: those of one replica."""
     weight_bytes: int
     """Bytes of a gathered weight, and of a gradient that backward has made."""
     shard_bytes: int
@@ -25,18 +25,41 @@ class Sharding(NamedTuple):
     """Whether gloo exchanges, which works on a copy of its own."""
     stays_gathered: bool
     """Whether blocks stay gathered from forward to their backward."""
+    keeps_scattered: bool
+    """Whether gloo may still hold its copy of scattered gradients when the next block is gathered. While replicas
+    all-reduce the shards, its thread comes to let go of it: so it was in all steps of 4 ranks in 2 replicas."""
+    reduced_bytes: int = 0
+    """Bytes of a scattered gradient in the buffer that replicas all-reduce, where that is not the gradient itself. The
+    buffer stays until the end of backward."""
+
+    def scattered_bytes(self, *, accumulates: bool) -> float:
+        """Return the bytes that stay on a rank of a gradient that has been scattered in this backward, per element.
+
+        Args:
+            accumulates: whether the shards are added to those of earlier micro-steps, which are there already.
+        """
+        gradient_bytes = 0 if accumulates else self.shard_bytes
+        return (gradient_bytes + self.reduced_bytes) / self.ranks
 
     @staticmethod
     def of(trial: Trial) -> Sharding:
         """Return how the ranks of a trial shard and gather."""
         train = trial.train
-        ranks = trial.layout.replicas
+        ranks = trial.layout.sharding_ranks
+        shard_bytes = 4 if train.master_weights else weight_bytes(train)
+        sent_bytes = communicated_bytes(train)
+        # A gradient that is cast, or added to that of earlier micro-steps, is another tensor than the buffer.
+        is_buffer_apart = sent_bytes != shard_bytes or train.grad_accum > 1
+        has_replicas = trial.parallel.replicate > 1
+        has_gloo = ranks > 1 and train.device == "cpu"
         return Sharding(
             ranks=ranks,
             weight_bytes=weight_bytes(train),
-            shard_bytes=4 if train.master_weights else weight_bytes(train),
-            sent_bytes=communicated_bytes(train),
+            shard_bytes=shard_bytes,
+            sent_bytes=sent_bytes,
             has_buffers=ranks > 1,
-            has_gloo=ranks > 1 and train.device == "cpu",
+            has_gloo=has_gloo,
             stays_gathered=train.reshard_after_forward is False,
+            keeps_scattered=has_gloo and not has_replicas,
+            reduced_bytes=sent_bytes if has_replicas and is_buffer_apart else 0,
         )

@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from engines.curves import GLOBAL_BATCH, MODEL, Curve, Job, largest_difference, train
 from engines.jobs import ADAMW, CLIPPED, SGD, Train
 from engines.test_parallel import gradient_difference
 from forks import prepared_here
+from vitscale.engines.shared.splits import REPLICATION, SHARDING, split
 from vitscale.prediction.step.messages import messages
 from vitscale.trial.model_cost import parameters
 from vitscale.trial.parallel import ParallelSpec
@@ -183,6 +188,20 @@ def test_what_replicas_send_is_counted_by_hand(four: dict[str, Curve]) -> None:
 def test_arithmetic_says_what_replicas_send(four: dict[str, Curve], name: str, setting: str) -> None:
     grad_accum = SETTINGS[setting].get("grad_accum", 1)
     assert counted(four[f"{name} {setting}"]) == planned(trial_of(int(name[0]), grad_accum=grad_accum))
+
+
+def test_the_ranks_of_a_replica_are_neighbours() -> None:
+    """In a world that exchanges nothing, as rank 5 of 8 in two replicas: those of one host shard a replica."""
+    trial = trial_of(2).model_copy(update={"world": World(nodes=2, ranks_per_node=4, threads_per_rank=1)})
+    dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=8)
+    try:
+        mesh = split(nn.Linear(2, 2), trial, torch.device("cpu"))
+        assert mesh.mesh_dim_names == (REPLICATION, SHARDING)  # the first replicates, for `fully_shard`
+        groups = [dist.get_process_group_ranks(mesh[name].get_group()) for name in (SHARDING, REPLICATION)]
+    finally:
+        dist.destroy_process_group()
+    assert groups == [[4, 5, 6, 7], [1, 5]]
+    assert groups == [[*trial.layout.sharding_group(5)], [*trial.layout.replication_group(5)]]
 
 
 def test_gradients_among_replicas_travel_rounded_where_asked(four: dict[str, Curve], alone: dict[str, Curve]) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from evidence_factory import MEASURED, make_evidence, make_point, make_trial
 from prediction.test_shared_models import model_of, nothing_uncertain, worlds
+from vitscale.engines.fsdp2.states import states
 from vitscale.engines.messages import Message
 from vitscale.engines.variants import EngineVariant
 from vitscale.errors import RequestError
@@ -21,7 +22,11 @@ from vitscale.prediction.predicting import Question, predict
 from vitscale.prediction.step.messages import exposed_seconds, messages
 from vitscale.prediction.variants import variant
 from vitscale.prediction.workloads import evaluate_all
+from vitscale.trial.model_cost import parameter_shapes, parameters
 from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
+
+PSI = parameters(make_trial(8).model) or 0
+"""Parameters of the model that is trained here: ViT-B/16."""
 
 
 def sent(replicas: int, gpus: int = 32, **fields: Any) -> tuple[Message, ...]:
@@ -46,6 +51,19 @@ def test_what_is_sent_in_which_group() -> None:
     assert {one.group for one in sent(1)} == {"replicas"}
     ddp = messages(make_trial(32, engine="ddp"))
     assert amount(sent(32), "all_reduce") == amount(ddp or (), "all_reduce")  # as much as DDP, of whole gradients
+
+
+def test_a_blocks_shards_travel_when_they_have_been_scattered() -> None:
+    """On GPUs on a stream of their own, so that later blocks do not wait; on a CPU all that is sent stops computing."""
+    for device in ("cuda", "cpu"):
+        found = sent(4, device=device)
+        scattered = [place for place, one in enumerate(found) if one.operation == "reduce_scatter"]
+        assert len(scattered) == 12 + 1
+        for place in scattered:
+            scatter, among = found[place], found[place + 1]
+            assert (among.operation, among.phase, among.ready) == ("all_reduce", "backward", scatter.ready)
+            assert (scatter.beside_later, among.beside_later) == (False, True)
+            assert (scatter.ready is None) is (device == "cpu")
 
 
 def test_a_shard_is_that_of_the_ranks_that_share_a_replica() -> None:
@@ -124,6 +142,23 @@ def test_a_rank_holds_a_shard_of_its_replica() -> None:
     assert replicated is not None
     for part in ("weights", "optimizer states"):
         assert replicated.parts[part] == pytest.approx(4 * whole.parts[part], rel=0.01)
+
+
+def test_what_replicas_reduce_stays_until_backward_is_over() -> None:
+    """Four replicas of eight: a buffer of all shards, of 4 bytes where gradients are accumulated, of 2 where they are
+    sent in 16 bits. Else the buffer is the gradient itself, and one replica has none."""
+
+    def buffer_bytes(replicas: int, **train: Any) -> int:
+        trial = make_trial(32, engine="fsdp2", parallel=ParallelSpec(replicate=replicas), precision="fp32", **train)
+        held = states(trial, parameter_shapes(trial.model))
+        per_element = held.gradient_bytes - (0 if "grad_accum" in train else 4 / trial.layout.sharding_ranks)
+        assert per_element * PSI == pytest.approx(held.exchange["buckets"], rel=1e-3)
+        return held.exchange["buckets"]
+
+    assert buffer_bytes(4) == 0
+    assert buffer_bytes(4, grad_accum=2) == 4 * -(-PSI // 8)
+    assert buffer_bytes(4, gradient_dtype="bf16") == 2 * -(-PSI // 8)
+    assert buffer_bytes(1, grad_accum=2) == buffer_bytes(1, gradient_dtype="bf16") == 0
 
 
 # --- from measurements ------------------------------------------------------------------------------------------------

@@ -150,7 +150,9 @@ def test_what_replicas_reduce_stays_until_backward_is_over() -> None:
 
     def buffer_bytes(replicas: int, **train: Any) -> int:
         trial = make_trial(32, engine="fsdp2", parallel=ParallelSpec(replicate=replicas), precision="fp32", **train)
-        held = states(trial, parameter_shapes(trial.model))
+        shapes = parameter_shapes(trial.model)
+        assert shapes is not None
+        held = states(trial, shapes)
         per_element = held.gradient_bytes - (0 if "grad_accum" in train else 4 / trial.layout.sharding_ranks)
         assert per_element * PSI == pytest.approx(held.exchange["buckets"], rel=1e-3)
         return held.exchange["buckets"]

@@ -110,6 +110,19 @@ SPLITS: dict[str, tuple[str, dict[str, Any]]] = {
     "pipeline 2, interleaved, sharded weights": ("fsdp2", {"pipeline": 2, "schedule": "interleaved"}),
 }
 """Engine and [parallel]; of 6 heads, in 4 micro-batches where there are stages."""
+REPLICATED: dict[str, dict[str, Any]] = {
+    "fp32": {},
+    "fp32, 32 images": {"micro_batch": 32},
+    "fp32, 2 micro-steps": {"grad_accum": 2},
+    "fp32, bf16 gradients": {"gradient_dtype": "bf16"},
+    "fp32, kept after forward": {"reshard_after_forward": False},
+    "bf16-params": {"precision": "bf16-params"},
+    "bf16-params, fp32 masters": {"precision": "bf16-params", "master_weights": True},
+    "Swin V2, fp32": {"model": OTHERS["Swin V2"]},
+    "Swin V2, 2 micro-steps": {"model": OTHERS["Swin V2"], "grad_accum": 2},
+    "Swin V2, bf16 gradients": {"model": OTHERS["Swin V2"], "gradient_dtype": "bf16"},
+}
+"""Fields of `train` under FSDP2 with two replicas or as many as ranks, and the model."""
 SHARED_SWINS: dict[str, dict[str, Any]] = {
     "fp32, 8 images": {},
     "fp32, 32 images": {"micro_batch": 32},
@@ -189,6 +202,13 @@ def configurations() -> Iterator[tuple[str, str, dict[str, Any]]]:
             whole = {"engine": engine, "parallel": parallel, "grad_accum": 4 if staged else 1} | fields
             model = {"heads": 6, "image_size": 64} | fields.get("model", {})
             yield f"{engine}, {name}", variant, whole | {"model": model | ({"layers": 5} if "layers" in model else {})}
+    for replicas in (2, 4):
+        for variant, fields in REPLICATED.items():
+            yield (
+                f"fsdp2, {replicas} replicas",
+                variant,
+                {"engine": "fsdp2", "parallel": {"replicate": replicas}} | fields,
+            )
     for ranks in (2, 3):
         for variant, fields in SHARED_SWINS.items():
             spec = ModelSpec(**SWIN | {"heads": 6} | fields.get("model", {}))
@@ -257,7 +277,7 @@ def chosen(only: Sequence[str], ranks: int, device: str) -> dict[tuple[str, str]
         and not (device == "cuda" and variant.startswith(tuple(OTHERS)))  # small against workspaces
         and (ranks == 1 or not engine.startswith("none"))
         and (ranks % 2 == 0 or not variant.startswith("hpZ"))
-        and ranks % ParallelSpec(**fields.get("parallel", {})).ranks_per_model == 0
+        and ranks % ParallelSpec(**fields.get("parallel", {})).least_ranks == 0
     }
 
 

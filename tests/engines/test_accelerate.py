@@ -21,10 +21,11 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from forks import prepared_here
 from results_factory import make_trial
 from vitscale import models
-from vitscale.engines.accelerate.wrap import AccelerateEngine, fsdp2_plugin
+from vitscale.engines.accelerate.wrap import AccelerateEngine, fsdp2_plugin, replicas_config
 from vitscale.models.tracing import trace
 from vitscale.trial.model_card import TraceRequest
 from vitscale.trial.model_spec import ModelSpec
+from vitscale.trial.parallel import ParallelSpec
 
 
 class Model(nn.Module):
@@ -96,6 +97,22 @@ def test_accelerate_leaves_fsdp2_s_weights_and_gradients_in_fp32(precision: str)
     plugin.mixed_precision_policy = None
     plugin.set_mixed_precision(precision)
     assert plugin.mixed_precision_policy.param_dtype in (torch.bfloat16, torch.float16)
+
+
+def test_replicas_are_accelerates_mesh_whatever_the_shell_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight ranks in two replicas: dimensions and sizes of the mesh that Accelerate 1.15 makes, replicas first."""
+    for name in ("DP_REPLICATE_SIZE", "DP_SHARD_SIZE", "TP_SIZE", "CP_SIZE", "SP_SIZE"):
+        monkeypatch.setenv(f"PARALLELISM_CONFIG_{name}", "16")
+    trial = make_trial("accelerate", 8, accelerate_backend="fsdp2", device="cuda")
+    trial = trial.model_copy(update={"parallel": ParallelSpec(replicate=2)})
+    config = replicas_config(trial)
+    assert dict(zip(*config._get_mesh(), strict=True)) == {"dp_replicate": 2, "dp_shard": 4}
+    assert config.fsdp_dim_names == ["dp_replicate", "dp_shard_cp"]
+    assert config.total_size == 8
+    gpus = SimpleNamespace(multi_device=True, num_processes=8, is_fsdp2=True, is_main_process=True)
+    config._validate_accelerator(gpus)  # which raises for ranks that do not fill the mesh
+    with pytest.raises(ValueError, match="total_size"):
+        config._validate_accelerator(SimpleNamespace(**vars(gpus) | {"num_processes": 4}))
 
 
 def test_on_one_gpu_accelerate_wraps_nothing_in_ddp_and_that_is_taken_as_it_is() -> None:

@@ -25,7 +25,7 @@ from vitscale.prediction.step.model import Draws, StepModel
 from vitscale.trial import model_cost
 from vitscale.trial.model_cost import ParameterCount
 from vitscale.trial.model_spec import ModelSpec
-from vitscale.trial.trial import TrainSpec, Trial
+from vitscale.trial.trial import Trial
 
 _RECOMPUTED = 4 / 3
 """Compute with activation checkpointing over compute without: each block's forward runs once more."""
@@ -116,7 +116,7 @@ def variant(fitted: FittedSeries, changes: Mapping[str, Any]) -> PredictionVaria
         train = train.model_copy(update={"gather_bucket_mib": None})
     spec: ModelSpec = changes.get("model", base.model)
     parallel = changes.get("parallel", base.parallel)
-    whole = -(-base.world.size // parallel.ranks_per_model) * parallel.ranks_per_model
+    whole = -(-base.world.size // parallel.least_ranks) * parallel.least_ranks
     world = (
         base.world
         if whole == base.world.size
@@ -155,11 +155,11 @@ class _Changed:
             factor = _RECOMPUTED if new.activation_checkpointing else 1 / _RECOMPUTED
             self._scale("compute", factor, _SPREAD_OF_CHECKPOINTING)
             self._guess("activation checkpointing", f"{factor:.3g} times the compute", "run the study with it")
-        if self.base.parallel != self.trial.parallel:
+        if self.base.parallel.model_split != self.trial.parallel.model_split:
             self._other_split()
-        if _wrapping(old) != _wrapping(new) or self.base.model != self.trial.model or self.model.parallel != (
-            self.trial.parallel
-        ):  # fmt: skip
+        is_split_otherwise = self.model.parallel != self.trial.parallel
+        is_wrapped_otherwise = _wrapping(self.base) != _wrapping(self.trial)
+        if is_wrapped_otherwise or is_split_otherwise or self.base.model != self.trial.model:
             self._other_engine()
         if self.gpu is not None:
             self._other_gpu(self.gpu)
@@ -283,7 +283,7 @@ class _Changed:
             filling=filling(self.trial),
             shards_optimizer=engines.wrapper_facts(train).shards(train),
         )
-        if _wrapping(self.base.train) != _wrapping(train):
+        if _wrapping(self.base) != _wrapping(self.trial):
             self.draws["overlap"] = _SPREAD_OF_ENGINES * self.rng.standard_normal((DRAWS, 1))
             self._guess(
                 "an engine that was not measured",
@@ -294,6 +294,8 @@ class _Changed:
             self.guessed = True
 
 
-def _wrapping(train: TrainSpec) -> tuple[object, ...]:
+def _wrapping(trial: Trial) -> tuple[object, ...]:
+    """Return what decides the messages of an engine, and how it hides them."""
+    train = trial.train
     variant = tuple(getattr(train, option) for option in engines.wrapper_facts(train).name_options)
-    return (train.wrapper, variant, train.bucket_mib)
+    return (train.wrapper, variant, train.bucket_mib, trial.parallel.replicate)

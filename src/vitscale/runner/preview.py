@@ -151,6 +151,7 @@ _COLUMNS = (
     doc.Column("activations", words=True),
     doc.Column("ranks"),
     doc.Column("shared model", words=True),
+    doc.Column("replicas", words=True),
     *map(doc.Column, ("hosts", "threads", "batch", "data", "per epoch", "steps", "memory")),
     doc.Column("fits", words=True),
     doc.Column("fits up to"),
@@ -158,7 +159,7 @@ _COLUMNS = (
     doc.Column("swept", words=True),
     doc.Column("trial", words=True, narrow=None),
 )
-_HIDDEN_WHERE_SHARED = ("model", "image", "activations", "shared model", "swept")
+_HIDDEN_WHERE_SHARED = ("model", "image", "activations", "shared model", "replicas", "swept")
 """Columns that are left out where all trials have the same value."""
 _NOTED_WHERE_SHARED = ("precision", "hosts", "threads", "data", "per epoch", "steps")
 """Columns that become one line below the table where all trials have the same value."""
@@ -175,7 +176,8 @@ def _study_cells(plan: Plan, trial_id: str, trial: Trial) -> dict[str, str]:
         "image": str(trial.model.image_size),
         "activations": "computed again" if train.activation_checkpointing else "kept",
         "ranks": str(trial.world.size),
-        "shared model": split_name(trial.parallel) or "no",
+        "shared model": split_name(trial.parallel.model_split) or "no",
+        "replicas": _replicas_in_words(trial),
         "hosts": str(trial.world.nodes),
         "threads": str(trial.world.threads_per_rank),
         "batch": _batch_in_words(train),
@@ -183,6 +185,12 @@ def _study_cells(plan: Plan, trial_id: str, trial: Trial) -> dict[str, str]:
         "per epoch": str(steps.per_epoch),
         "steps": str(steps.per_run),
     }
+
+
+def _replicas_in_words(trial: Trial) -> str:
+    """Return replicas and their ranks: "2 of 4"; "no" where all ranks shard one, or none shards."""
+    replicas = trial.parallel.replicate
+    return "no" if replicas == 1 else f"{replicas} of {trial.layout.sharding_ranks}"
 
 
 _FIELDS_WITH_COLUMN = frozenset(

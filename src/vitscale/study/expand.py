@@ -585,17 +585,17 @@ def _rank_counts(study: Study, *, split_varies: bool) -> list[int]:
 
     Args:
         study: one point of the sweep.
-        split_varies: whether the sweep varies the split of the model over ranks. Then counts that are too small for
-            this point's split are left out: they belong to points with smaller splits.
+        split_varies: whether the sweep varies the split of the model over ranks, or its replicas. Then counts that are
+            too small for this point's are left out: they belong to points with smaller ones.
 
     Raises:
-        RequestError: a count is no multiple of the ranks that share one model, or 1 is missing.
+        RequestError: a count is no multiple of the ranks that share one model or of the replicas, or 1 is missing.
     """
     counts = sorted(set(study.scaling.gpus))
     engine = study.train.engine
     is_alone = engines.known(engine).alone
     if split_varies and not is_alone:
-        large_enough = [count for count in counts if count >= study.parallel.ranks_per_model]
+        large_enough = [count for count in counts if count >= study.parallel.least_ranks]
         counts = large_enough or counts
     model_checks.check_ranks(study.parallel, counts, engine)
     if not is_alone:

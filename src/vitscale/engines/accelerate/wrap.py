@@ -183,6 +183,8 @@ def _accelerator(model: nn.Module, trial: Trial, device: torch.device) -> Any:
         options = _deepspeed_options(trial)
     elif backend == "fsdp2":
         options = _torch_options(trial.train, device) | {"fsdp_plugin": fsdp2_plugin(model, trial.train)}
+        if trial.parallel.replicate > 1:
+            options["parallelism_config"] = replicas_config(trial)
     else:
         options = _torch_options(trial.train, device) | {"kwargs_handlers": [ddp_handler(trial.train)]}
     return Accelerator(gradient_accumulation_steps=trial.train.grad_accum, **options)
@@ -260,6 +262,24 @@ def fsdp2_plugin(model: nn.Module, train: TrainSpec) -> Any:
         # Without a policy Accelerate makes one of `mixed_precision`, under which weights are gathered, norms computed
         # and gradients reduced in that dtype (`AcceleratorState` of 1.15): that is not autocast over fp32 weights.
         mixed_precision_policy=options.mixed_precision,
+    )
+
+
+def replicas_config(trial: Trial) -> Any:
+    """Return Accelerate's settings of replicas, of which it makes the mesh that `Fsdp2Engine.wrap` has.
+
+    Accelerate 1.15 refuses them on a CPU, and replicas of one rank (`ParallelismConfig._validate_accelerator`).
+    """
+    from accelerate import ParallelismConfig
+
+    layout = trial.layout
+    return ParallelismConfig(
+        dp_replicate_size=layout.replicate,
+        dp_shard_size=layout.sharding_ranks,
+        # Given, for otherwise the shell's PARALLELISM_CONFIG_* decide.
+        tp_size=1,
+        cp_size=1,
+        sp_size=1,
     )
 
 

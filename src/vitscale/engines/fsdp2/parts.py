@@ -97,7 +97,7 @@ class _BlockByBlock:
         root_gradient_bytes = self._root_elements * self._sharding.weight_bytes
         exchange = {
             "gradients": rank_states.exchange["gradients"] + root_gradient_bytes,
-            "buckets": self._root_elements * self._sharding.sent_bytes,
+            "buckets": self._root_elements * self._sharding.sent_bytes + rank_states.exchange["buckets"],
         }
         return Around(forward, backward, between, exchange)
 
@@ -187,7 +187,7 @@ class _BlockByBlock:
             copied_by_gloo: elements of gradients of which gloo still holds a copy, if it exchanges.
         """
         sharding = self._sharding
-        gloo_elements = copied_by_gloo if sharding.has_gloo else 0
+        gloo_elements = copied_by_gloo if sharding.keeps_scattered else 0
         return {
             "buckets": self._block_elements[block] * sharding.sent_bytes,
             "gloo's copies": gloo_elements * sharding.sent_bytes,
@@ -209,9 +209,7 @@ class _BlockByBlock:
             return {"gradients": (finished + new) * sharding.weight_bytes}
         whole_elements = self._elements_behind + finished + new
         scattered_elements = sum(self._block_elements[block + 1 :])
-        # Of gradients that accumulate, the shards are among those of earlier micro-steps already.
-        keeps_shards = not (self._accumulates or sharding.has_shards_on_host)
-        scattered_element_bytes = sharding.shard_bytes / sharding.ranks if keeps_shards else 0.0
+        scattered_element_bytes = sharding.scattered_bytes(accumulates=self._accumulates)
         scattered_bytes = int(scattered_elements * scattered_element_bytes)
         return {"gradients": whole_elements * sharding.weight_bytes + scattered_bytes}
 

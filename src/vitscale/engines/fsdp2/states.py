@@ -22,6 +22,10 @@ def states(trial: Trial, shapes: ParameterShapes) -> RankStates:
     forward to the end of backward. One rank copies without a buffer. A block's fp32 shards are cast before they are
     gathered.
 
+    With replicas (`Sharding.reduced_bytes`) the shards of a block's gradients are all-reduced in the buffer that they
+    were scattered into. Where gradients are cast or accumulated, FSDP2 holds these buffers until backward is over
+    (`_all_reduce_state`).
+
     gloo works on its own copy of what it gathers and scatters (ProcessGroupGloo.cpp). Its thread lets go of a finished
     exchange, and of the tensors with it, when it is scheduled next: in about one step of eight only after the next
     gather has begun. In a whole run that happens, so the peak counts what is let go of late beside what is gathered.
@@ -45,8 +49,8 @@ def states(trial: Trial, shapes: ParameterShapes) -> RankStates:
     }
     # On the device there are gradients until they are scattered, block by block; the step is on the host.
     device_gradients = {"gradients": 0} if sharding.has_shards_on_host else gradients
-    keeps_gradients = not (accumulates or sharding.has_shards_on_host)
 
+    reduced = {"buckets": shard_elements * sharding.reduced_bytes}
     fetched_bytes = 2 * block_bytes if sharding.has_buffers else block_bytes
     has_gathered_blocks = sharding.stays_gathered and block_bytes > 0
     earlier_bytes = (blocks - 1) * block_bytes if has_gathered_blocks else 0
@@ -58,16 +62,17 @@ def states(trial: Trial, shapes: ParameterShapes) -> RankStates:
     scatter_buffer_bytes = block_elements * sharding.sent_bytes
     return RankStates(
         steady={} if sharding.has_shards_on_host else shards,
-        gradient_bytes=sharding.shard_bytes / sharding.ranks if keeps_gradients else 0,
+        gradient_bytes=sharding.scattered_bytes(accumulates=accumulates),
         new_gradient_bytes=sharding.weight_bytes,
         held=device_gradients if accumulates else {},
         forward={"gathered weights": forward_bytes, "gloo's copies": block_bytes if sharding.has_gloo else 0},
         forward_end={"gathered weights": forward_bytes},
         backward={"gathered weights": backward_bytes},
         gathered_blocks=gathered_blocks,
+        gathered_between=_copy_of_last_block(sharding, blocks, block_bytes),
         first_block={"buckets": scatter_buffer_bytes},
         between_blocks=_bytes_between_blocks(sharding, block_elements),
-        exchange=device_gradients | {"gathered weights": root_bytes},
+        exchange=device_gradients | {"gathered weights": root_bytes} | reduced,
         step=device_gradients,
         host=added(shards, gradients) if sharding.has_shards_on_host else {},
     )
@@ -77,7 +82,8 @@ def _bytes_between_blocks(sharding: Sharding, block_elements: int) -> dict[str, 
     """Return the bytes of copies that backward holds for a moment: between a block and the one that it gathers next.
 
     gloo exchanges copies of its own, and lets go of them late (see `states`). So it may still hold the gradients of the
-    block, which have been scattered, and its weights, where backward has gathered them.
+    block, which have been scattered (without replicas: `Sharding.keeps_scattered`), and its weights, where backward has
+    gathered them.
 
     The next block's weights are gathered in the precision of computing. A rank whose shards are wider, as fp32 master
     weights are in bf16 training, casts its shard of the block for that. A rank whose shards lie on the host copies its
@@ -87,12 +93,26 @@ def _bytes_between_blocks(sharding: Sharding, block_elements: int) -> dict[str, 
         sharding: how the ranks shard.
         block_elements: elements of a block.
     """
-    scattered_bytes = block_elements * sharding.sent_bytes
+    scattered_bytes = block_elements * sharding.sent_bytes if sharding.keeps_scattered else 0
     gathered_bytes = 0 if sharding.stays_gathered else block_elements * sharding.weight_bytes
     return {
         "gloo's copies": scattered_bytes + gathered_bytes if sharding.has_gloo else 0,
         "temporaries": shard(block_elements, sharding.ranks) * sharding.copied_shard_bytes,
     }
+
+
+def _copy_of_last_block(sharding: Sharding, blocks: int, block_bytes: int) -> tuple[int, ...]:
+    """Return the bytes of gloo's copy of the last block's weights, by the number of blocks whose backward is not over.
+
+    Backward gathers the last block and at once the one before it, so that gloo may still hold both copies then. Where
+    gloo may hold a copy of scattered gradients later, `_bytes_between_blocks` is as much already. Empty: no such copy.
+
+    Example: three blocks of 10 bytes are (0, 0, 0, 10).
+    """
+    is_counted_elsewhere = sharding.keeps_scattered or not sharding.has_gloo
+    if is_counted_elsewhere or sharding.stays_gathered or block_bytes == 0:
+        return ()
+    return (0,) * blocks + (block_bytes,)
 
 
 def stage_states(trial: Trial, shapes: ParameterShapes, *, later: bool, directly: bool) -> RankStates:

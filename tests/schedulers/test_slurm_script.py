@@ -93,11 +93,13 @@ def test_everything_as_an_array() -> None:
 #SBATCH --comment="it's \\"ours\\" #1 \\\\"
 
 command -v module > /dev/null || source /etc/profile
-trap 'code=$? line=$LINENO
-if [ "${#BASH_SOURCE[@]}" -eq 1 ]; then
-printf "vitscale: the job ends: line %s of its script failed with exit code %s: %s\\n" "$line" "$code" \
-"$(sed -n "${line}p" "${BASH_SOURCE[0]}")"; exit "$code"
-fi' ERR
+vitscale_ends_at() { # code, line; called from deeper where something fails in a sourced file, which may be meant
+  [ "${#BASH_SOURCE[@]}" -eq 2 ] || return 0
+  printf 'vitscale: the job ends: line %s of its script failed with exit code %s: %s\\n' \\
+    "$2" "$1" "$(sed -n "$2p" "$0")"
+  exit "$1"
+}
+trap 'vitscale_ends_at $? $LINENO' ERR
 module load cuda/12.4
 module load openmpi
 source /opt/site/settings.sh

@@ -24,12 +24,14 @@ _LONGEST_LINE = 300
 """Most characters of a failed line that are kept."""
 _WITH_MODULE_COMMAND = "command -v module > /dev/null || source /etc/profile"
 """`module` is a function that login shells have; a batch script's shell is none."""
-_END_WHERE_A_LINE_FAILS = (
-    "trap 'code=$? line=$LINENO\n"
-    'if [ "${#BASH_SOURCE[@]}" -eq 1 ]; then\n'
-    f'printf "{_FAILURE}\\n" "$line" "$code" "$(sed -n "${{line}}p" "${{BASH_SOURCE[0]}}")"; exit "$code"\n'
-    "fi' ERR"
-)
+_END_WHERE_A_LINE_FAILS = f"""\
+vitscale_ends_at() {{ # code, line; called from deeper where something fails in a sourced file, which may be meant
+  [ "${{#BASH_SOURCE[@]}}" -eq 2 ] || return 0
+  printf '{_FAILURE}\\n' \\
+    "$2" "$1" "$(sed -n "$2p" "$0")"
+  exit "$1"
+}}
+trap 'vitscale_ends_at $? $LINENO' ERR"""
 
 
 def preparing_lines(modules: Sequence[str], setup: Sequence[str]) -> list[str]:

@@ -40,7 +40,7 @@ from vitscale.store import new_run_folder, read_ranks, write_outcome, write_reco
 from vitscale.store.reading import RunKey
 from vitscale.store.results import Outcome, OutcomeKind, RunHeader, StudyRecord
 from vitscale.study.sections import LaunchSection, MeasureSection, SlurmSection
-from vitscale.trial.trial import Trial, World
+from vitscale.trial.trial import DeviceName, Trial, World
 
 _PASSED_ON_PREFIXES = (*LIBRARY_SETTINGS, "HF_", "VITSCALE_")
 """Prefixes of the variables that a user sets for all ranks."""
@@ -60,9 +60,18 @@ FindPrepared = Callable[[Mapping[str, str], Path, Path], Ready]
 
 
 def launch_plan(
-    scheduler: Scheduler, section: LaunchSection, launcher: str, world: World, run_folder: Path, module: str
+    scheduler: Scheduler,
+    section: LaunchSection,
+    launcher: str,
+    world: World,
+    run_folder: Path,
+    module: str,
+    *,
+    device: DeviceName = "cpu",
 ) -> Spawn:
     """Return the exact commands that start `python -m MODULE RUN_FOLDER` on every rank; nothing is started or written.
+
+    `device`: what the ranks compute on, which a scheduler may have to ask for.
 
     Raises:
         RequestError: launcher, scheduler and world do not go together, the hosts do not suffice, or the study sets
@@ -86,6 +95,7 @@ def launch_plan(
         hosts=hosts,
         master_port=_rank_0_port(run_folder, hosts),
         interface=section.interface,
+        gpus_per_node=world.ranks_per_node if device == "cuda" else 0,
     )
     return scheduler.adapt(with_launch_commands(launcher, launcher_instance, world, spawn))
 
@@ -461,7 +471,9 @@ def _attempt_outcome(
     ready = None if prepared is None or is_script else partial(prepared.ready, task.trial_id, trial)
     import_folders = _import_folders(trial, context.folder)
     folder = context.run_folder(task, number)
-    spawn = launch_plan(placement, context.launch, trial.launcher, trial.world, folder, RANK_MODULE)
+    spawn = launch_plan(
+        placement, context.launch, trial.launcher, trial.world, folder, RANK_MODULE, device=trial.train.device
+    )
     new_attempt(context, task, number, spawn.commands[0], tuple(host.name for host in spawn.hosts))
     try:
         job = start_ranks(

@@ -33,7 +33,7 @@ from vitscale.processes.heartbeat_server import HeartbeatServer
 from vitscale.processes.launch_file import LIBRARY_SETTINGS, LaunchFile
 from vitscale.runner.classify import outcome_of
 from vitscale.runner.evidence import RunEvidence
-from vitscale.runner.watch import watch
+from vitscale.runner.watch import longest_silence_seconds, watch
 from vitscale.schedulers import Cause, Job, Placement, Scheduler
 from vitscale.schedulers.prepared import PreparedError, PreparedProcesses, Ready, ranks_environment
 from vitscale.store import new_run_folder, read_ranks, write_outcome, write_record
@@ -169,6 +169,7 @@ def start_ranks(
     environment: Mapping[str, str],
     import_folders: Sequence[Path] = (),
     ready: FindPrepared | None = None,
+    silence_seconds: float | None = None,
 ) -> Job:
     """Start a run's ranks. The run's folder exists; launch.json and the launcher's own files are written into it.
 
@@ -179,6 +180,8 @@ def start_ranks(
         environment: variables of every rank, beyond those of the study and the user.
         import_folders: folders in which ranks look for a user's modules, behind all that is installed.
         ready: finds the process to fork from, for launchers whose ranks may be forked; None: ranks are started anew.
+        silence_seconds: longest time for which the run goes on without a sign of any rank; None: ranks' collectives
+            have torch's own limits.
 
     Raises:
         OSError: a file cannot be written, or a program cannot be started.
@@ -194,7 +197,9 @@ def start_ranks(
             write_record(complete_spawn.run_folder / name, text)
         driver_address = _address_towards(remote_hosts[0]) if remote_hosts else "127.0.0.1"
         lifeline = f"{driver_address}:{heartbeats.port}"
-        file = _launch_file(complete_spawn, section, settings, import_folders, prepared, lifeline)
+        file = _launch_file(
+            complete_spawn, section, settings, import_folders, prepared, lifeline, silence_seconds=silence_seconds
+        )
         # It has the token, by which a process speaks for a rank, and the values of [launch.environment].
         write_record(complete_spawn.run_folder / launch_file.NAME, file.model_dump_json(indent=1), private=True)
         return placement.start(complete_spawn, heartbeats, prepared.process)
@@ -213,6 +218,8 @@ def _launch_file(
     import_folders: Sequence[Path],
     prepared: Ready,
     lifeline: str,
+    *,
+    silence_seconds: float | None,
 ) -> LaunchFile:
     """Return the launch file of a run that starts now.
 
@@ -223,6 +230,7 @@ def _launch_file(
         import_folders: folders in which ranks look for a user's modules.
         prepared: how the ranks are started.
         lifeline: ADDRESS:PORT at which the driver listens for the ranks' heartbeats.
+        silence_seconds: as of `start_ranks`.
     """
     return LaunchFile(
         token=spawn.token,
@@ -231,6 +239,7 @@ def _launch_file(
         master_address=spawn.hosts[0].name if spawn.hosts else "127.0.0.1",
         master_port=spawn.master_port,
         lifeline=lifeline,
+        silence_seconds=silence_seconds,
         environment=dict(settings),
         study_variables=tuple(section.environment),
         import_folders=tuple(map(str, import_folders)),
@@ -483,6 +492,7 @@ def _attempt_outcome(
             environment=ranks_variables(trial.world),
             import_folders=import_folders,
             ready=ready,
+            silence_seconds=longest_silence_seconds(context.measure.hang_seconds),
         )
         ending = watch(
             job,

@@ -50,7 +50,7 @@ class FakeTracer:
             self.traced.append(trial)
             request = trace_request(trial)
             if self.reason:
-                self.known.put_reason(request, self.reason)
+                self.known.replace_with_reason(request, self.reason)
             else:
                 card = make_card()
                 self.known.put(card.model_copy(update={"request": request}))

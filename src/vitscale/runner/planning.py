@@ -29,7 +29,7 @@ from vitscale.study.file import FEWEST_FOR_TARGET, Overlay, StudyFile
 from vitscale.study.model_checks import check_blocks
 from vitscale.study.sections import AUTO, MeasureSection
 from vitscale.trial.model_card import ModelCard
-from vitscale.trial.trial import DataSpec, Trial, World, samples_used
+from vitscale.trial.trial import DataSpec, DeviceName, Trial, World, samples_used
 
 _ANY_RUN_FOLDER = Path("/RESULTS/runs/TRIAL")
 """Stands for a run's folder where only the form of a command matters."""
@@ -247,12 +247,18 @@ def _refuse_impossible_launches(scheduler: Placement | Submitter, file: StudyFil
     Raises:
         RequestError: a trial cannot be started as it is planned.
     """
-    spawns: dict[tuple[str, World], Spawn] = {}
+    spawns: dict[tuple[str, World, DeviceName], Spawn] = {}
     for trial in trials.values():
-        key = (trial.launcher, trial.world)
+        key = (trial.launcher, trial.world, trial.train.device)
         if key not in spawns:
             spawns[key] = launch_plan(
-                scheduler, file.study.launch, trial.launcher, trial.world, _ANY_RUN_FOLDER, RANK_MODULE
+                scheduler,
+                file.study.launch,
+                trial.launcher,
+                trial.world,
+                _ANY_RUN_FOLDER,
+                RANK_MODULE,
+                device=trial.train.device,
             )
         spawn = spawns[key]
         if trial.train.micro_batches is not None and spawn.hosts != scheduler.hosts(trial.world):

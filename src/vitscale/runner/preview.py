@@ -347,8 +347,16 @@ def plan_fields(
 
 def commands_of(plan: Plan, trial: Trial, run_folder: Path = _ANY_RUN_FOLDER) -> tuple[tuple[str, ...], ...]:
     """Return the exact argvs that would start a trial's ranks: one, or one for each host."""
-    section = plan.context.launch
-    return launch_plan(plan.scheduler, section, trial.launcher, trial.world, run_folder, RANK_MODULE).commands
+    spawn = launch_plan(
+        plan.scheduler,
+        plan.context.launch,
+        trial.launcher,
+        trial.world,
+        run_folder,
+        RANK_MODULE,
+        device=trial.train.device,
+    )
+    return spawn.commands
 
 
 _ANY_RESULTS_FOLDER = Path("RESULTS")

@@ -195,6 +195,18 @@ def is_preempted(fields: Mapping[str, str]) -> bool:
     return is_time and preempted_at >= started_at
 
 
+_GPU_VARIABLES = ("SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_ON_NODE", "SLURM_JOB_GPUS")
+"""Variables that Slurm sets in a job with GPUs; a shell of `salloc --gres=gpu:4` has none of them."""
+_STEP_GPU_PREFIXES = ("SLURM_GPUS", "SLURM_GPU_BIND", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK")
+"""Prefixes of variables by which srun takes the job's request for GPUs as that of each step ("INPUT ENVIRONMENT
+VARIABLES" of srun(1)): a step on one node would ask for the GPUs of all, and a rank see none but its own."""
+
+
+def asks_for_gpus(fields: Mapping[str, str]) -> bool:
+    """Whether a job was asked for with GPUs. Args: fields: those of `job_fields`: {"TresPerNode": "gres:gpu:4"}."""
+    return any(name.startswith("TresPer") and "gpu" in value for name, value in fields.items())
+
+
 _END_SECONDS = 30.0
 """Longest time until killed steps are over; a node that does not answer takes longer."""
 _POLL_SECONDS = 0.2
@@ -312,23 +324,55 @@ class SlurmAllocation(Placement):
         """Return the commands as they are started here: each is a job step, or starts job steps.
 
         srun and mpirun start job steps by themselves. The command of each host of another launcher is wrapped in an
-        srun and a host agent. All these steps have the run's name, by which they are ended.
+        srun and a host agent. All these steps have the run's name, by which they are ended, and the GPUs of their ranks
+        alone.
         """
         step_name = spawn.run_folder.name
+        gpu_options = self._gpu_options(spawn)
         commands = self._wrapped_commands(spawn, step_name) if spawn.per_host else spawn.commands
         results = spawn.run_folder.parents[1]
         started_commands = []
         for command in commands:
             if command[0] == "srun":
-                command = step_command(command, self._slurm, folders=(results,), cwd=spawn.cwd)
+                srun = (command[0], *gpu_options, *command[1:])
+                command = step_command(srun, self._slurm, folders=(results,), cwd=spawn.cwd)
             started_commands.append(command)
         users_options = os.environ.get(_MPIRUN_OPTIONS_VARIABLE)
-        mpirun_options = " ".join(filter(None, [users_options, f"--job-name={step_name}", "--overlap"]))
+        mpirun_options = [users_options, f"--job-name={step_name}", "--overlap", *gpu_options]
         return replace(
             spawn,
             commands=tuple(started_commands),
-            environment={**spawn.environment, _MPIRUN_OPTIONS_VARIABLE: mpirun_options},
+            environment={**spawn.environment, _MPIRUN_OPTIONS_VARIABLE: " ".join(filter(None, mpirun_options))},
+            drop_variables=(*spawn.drop_variables, *_STEP_GPU_PREFIXES),
         )
+
+    def _gpu_options(self, spawn: Spawn) -> tuple[str, ...]:
+        """Return the option by which a step gets a GPU for each rank of a node, and each rank sees all of these.
+
+        There is none for ranks on CPUs, and none where Slurm has given the job no GPUs: it would refuse the step, and
+        where it does not manage the nodes' GPUs ranks see them anyway. Binding (`--gpu-bind`, `--gpus-per-task`) would
+        hide the GPUs of other ranks, which NCCL then cannot reach directly.
+        """
+        if spawn.gpus_per_node == 0 or not self._has_gpus_of_slurm():
+            return ()
+        node_gpus = len(self.machine().gpus)
+        # Several ranks may share a GPU (launch.oversubscribe).
+        gpus = min(spawn.gpus_per_node, node_gpus) if node_gpus else spawn.gpus_per_node
+        return (f"--gpus-per-node={gpus}",)
+
+    def _has_gpus_of_slurm(self) -> bool:
+        """Whether Slurm has given the job GPUs; False also where slurmctld does not say."""
+        if any(name in os.environ for name in _GPU_VARIABLES):
+            return True
+        try:
+            return self._was_asked_for_with_gpus
+        except SchedulerError:
+            return False
+
+    @cached_property
+    def _was_asked_for_with_gpus(self) -> bool:
+        """Whether the job was asked for with GPUs, by slurmctld, which is asked once."""
+        return asks_for_gpus(job_fields(own_job_id()))
 
     def _wrapped_commands(self, spawn: Spawn, step_name: str) -> tuple[tuple[str, ...], ...]:
         """Return the command of each host, wrapped in an srun and a host agent."""

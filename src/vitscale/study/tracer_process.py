@@ -16,7 +16,6 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from enum import Enum, auto
@@ -185,7 +184,7 @@ class _Child:
         """Return how far it has come."""
         if self._popen.returncode is not None:
             return _ChildState.REAPED
-        if sys.platform != "linux":  # only Linux can look at a process without reaping it
+        if not hasattr(os, "waitid"):  # only Linux can look at a process without reaping it
             return _ChildState.RUNNING if self._popen.poll() is None else _ChildState.REAPED
         ended = os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return _ChildState.RUNNING if ended is None else _ChildState.ENDED

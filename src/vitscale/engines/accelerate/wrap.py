@@ -171,12 +171,18 @@ def _wrapper_class(backend: str) -> type:
     return FSDPModule if backend == "fsdp2" else DistributedDataParallel
 
 
+_STATE_VARIABLES = (
+    "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_TORCH_DEVICE",
+)  # fmt: skip
+"""Variables by which Accelerate would take another backend, precision or device than those of the trial."""
+
+
 def _accelerator(model: nn.Module, trial: Trial, device: torch.device) -> Any:
     """Return the `Accelerator` that wraps as the trial's backend does."""
     from accelerate import Accelerator
 
     # Accelerate reads these when it makes the process's state: they must not be left from the shell of this rank.
-    for name in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_MIXED_PRECISION"):
+    for name in _STATE_VARIABLES:
         os.environ.pop(name, None)
     backend = trial.train.wrapper
     if backend == "deepspeed":

@@ -65,14 +65,18 @@ def test_settings_of_libraries_are_passed_on_and_secrets_are_not(
         started.end()
     written = launch_file.read(tmp_path)
     assert written is not None
-    assert written.environment == {
-        "NCCL_DEBUG": "INFO",
-        "NCCL_SOCKET_IFNAME": "eth0",
-        "GLOO_SOCKET_IFNAME": "eth0",
-        "HF_HOME": "/mine",
-        "COLOUR": "blue",
-        "OMP_NUM_THREADS": "2",
-    } | networks
+    assert (
+        written.environment
+        == {
+            "NCCL_DEBUG": "INFO",
+            "NCCL_SOCKET_IFNAME": "eth0",
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "HF_HOME": "/mine",
+            "COLOUR": "blue",
+            "OMP_NUM_THREADS": "2",
+        }
+        | networks
+    )
     assert written.token == started.token
     assert written.study_variables == ("HF_HOME", "COLOUR")
     assert len(written.token) == 32

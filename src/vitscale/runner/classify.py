@@ -20,9 +20,10 @@ from vitscale.runner.evidence import (
     log_tail,
 )
 from vitscale.runner.gpu_failures import gpu_failures
+from vitscale.runner.hang_causes import HangCause, recorder_findings
 from vitscale.runner.watch import position_in_words, ranks_waited_for, starved_ranks
 from vitscale.store import is_full
-from vitscale.store.records import ErrorLine
+from vitscale.store.records import ErrorLine, RankRecord
 from vitscale.store.results import Outcome
 
 _MOST_DETAIL_CHARACTERS = 16_000
@@ -460,22 +461,49 @@ def _judge_stopped_run(evidence: RunEvidence) -> RunVerdict | None:
         return RunVerdict(
             "hang", reason, failure.rank, _stack_or_log(evidence, failure.rank or 0), transient=failure.is_transient
         )
-    guilty = _guilty_of_hang(evidence)
+    unresponsive = _unresponsive_ranks(evidence)
+    findings = recorder_findings(evidence.folder, evidence.world_size)
+    if findings.cause is not None and not unresponsive:
+        return _verdict_on_collectives(silence, findings.cause, evidence)
+    guilty = unresponsive or ranks_waited_for(ending.statuses)
     if not guilty:
         last_signs = "; ".join(f"rank {record.rank}: {record.last_sign}" for record in evidence.ranks[:_MOST_LISTED])
         return RunVerdict(
             "hang", f"{silence} ({last_signs or 'no rank had started'})", detail=_stack_or_log(evidence, 0)
         )
     reason = f"{silence}: {_state_of_guilty(guilty, evidence)}"
+    if _is_on_gpus(evidence) and not unresponsive:
+        reason += f". That is where its host stands, and a GPU may be steps behind its host: {findings.unavailable}"
     return RunVerdict("hang", reason, guilty[0], _stack_or_log(evidence, guilty[0]))
 
 
-def _guilty_of_hang(evidence: RunEvidence) -> list[int]:
-    """Return the ranks that are stopped; else those that alone give no sign of life; else those that are behind."""
+def _verdict_on_collectives(silence: str, cause: HangCause, evidence: RunEvidence) -> RunVerdict:
+    """Return the verdict on a hang whose cause the collectives show. Args: silence: how long the ranks were silent."""
+    reason = f"{silence}: {cause.sentence}"
+    if not cause.ranks:
+        return RunVerdict("hang", reason, detail=_stack_or_log(evidence, 0))
+    first = cause.ranks[0]
+    status = evidence.ending.statuses.get(first)
+    if status is not None:
+        subject = "it" if len(cause.ranks) == 1 else f"rank {first}"
+        reason += f"; {subject} stands in {position_in_words(status)}"
+    return RunVerdict("hang", reason, first, _stack_or_log(evidence, first))
+
+
+def _unresponsive_ranks(evidence: RunEvidence) -> list[int]:
+    """Return the ranks that are stopped; else those that alone give no sign of life."""
     ending = evidence.ending
     if ending.stopped_ranks:
         return sorted(ending.stopped_ranks)
-    return starved_ranks(ending.statuses, ending.seen_seconds) or ranks_waited_for(ending.statuses)
+    return starved_ranks(ending.statuses, ending.seen_seconds)
+
+
+def _is_on_gpus(evidence: RunEvidence) -> bool:
+    """Whether any rank of a run recorded that it computes on a GPU."""
+    for record in evidence.ranks:
+        if isinstance(record, RankRecord) and record.start is not None:
+            return record.start.environment.device.type == "cuda"
+    return False
 
 
 def _state_of_guilty(guilty: Sequence[int], evidence: RunEvidence) -> str:

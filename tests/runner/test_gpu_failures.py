@@ -111,7 +111,7 @@ def xid(number: int, words: str, gpu: str = "0000:3b:00") -> str:
         ),
         (
             timeout(0) + timeout(1),
-            "NCCL timeout: all_reduce number 78 (9,437,184 elements) did not end within 600 s on rank 0, 1; the log does "
+            "NCCL timeout: all_reduce number 78 (9,437,184 elements) did not end within 600 s on rank 0 and 1; the log does "
             "not say which rank has not entered it, or whether the network or a GPU is at fault",
             False,
             None,

@@ -63,8 +63,12 @@ CALL = "all_reduce number 7 of group 0 (default_pg) (1,024 elements)"
 @pytest.mark.parametrize(
     ("dumps", "sentence", "ranks"),
     [
-        ((AHEAD, ENTERED, AHEAD, BEFORE), f"rank 3 has not entered {CALL}, in which rank 0, 1, 2 wait", (3,)),
-        ((ENTERED, BEFORE, BEFORE, BEFORE), f"rank 1, 2, 3 have not entered {CALL}, in which rank 0 waits", (1, 2, 3)),
+        ((AHEAD, ENTERED, AHEAD, BEFORE), f"rank 3 has not entered {CALL}, in which rank 0, 1 and 2 wait", (3,)),
+        (
+            (ENTERED, BEFORE, BEFORE, BEFORE),
+            f"rank 1, 2 and 3 have not entered {CALL}, in which rank 0 waits",
+            (1, 2, 3),
+        ),
         (
             (ENTERED, AHEAD, ENTERED, ENTERED),
             f"all 4 ranks have entered {CALL}, and it does not end: look at the network and the GPUs between them, not "
@@ -79,8 +83,8 @@ CALL = "all_reduce number 7 of group 0 (default_pg) (1,024 elements)"
         ),
         (
             (ENTERED, ENTERED, torch_dump(entry(7, "scheduled", profiling_name="nccl:_all_gather_base")), ENTERED),
-            "collective number 7 of group 0 (default_pg) is all_reduce on rank 0, 1, 3 and all_gather on rank 2: ranks "
-            "take unlike paths through the program",
+            "collective number 7 of group 0 (default_pg) is all_reduce on rank 0, 1 and 3 and all_gather on rank 2: "
+            "ranks take unlike paths through the program",
             (2,),
         ),
     ],
@@ -179,7 +183,7 @@ def test_a_hang_names_the_rank_by_its_collectives_and_not_by_its_host(log: Path)
     found = hang(log, "forward", "backward", "backward")
     assert (found.kind, found.rank) == ("hang", 2)
     assert found.reason == (
-        f"no rank recorded anything for 30 s: rank 2 has not entered {CALL}, in which rank 0, 1 wait; it stands in "
+        f"no rank recorded anything for 30 s: rank 2 has not entered {CALL}, in which rank 0 and 1 wait; it stands in "
         "backward of step 4"
     )
 

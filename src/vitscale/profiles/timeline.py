@@ -151,19 +151,21 @@ def _recorded_host_collectives(collectives: Iterable[Event], step: Event) -> _Re
     return tuple(recorded)
 
 
-def _clipped_host_collectives(collectives: Iterable[Event], on_device: Interval) -> _RecordedCollectives:
+def _clipped_host_collectives(collectives: Iterable[Event], begin_ns: int, step_end_ns: int) -> _RecordedCollectives:
     """Return collectives of the host as the record of a GPU's step has them, cut at the step's ends on the device.
 
     The profiler has host and device on one clock. What lies wholly outside is left out: the host is ahead.
 
     Args:
         collectives: those of the step on the host.
-        on_device: the step on the device.
+        begin_ns: beginning of the step on the device.
+        step_end_ns: its end there.
     """
-    begin_ns, _ = on_device
     recorded = []
     for event in collectives:
-        for start_ns, end_ns in intersection([_interval_of(event)], [on_device]):
+        start_ns = max(event.start_ns, begin_ns)
+        end_ns = min(event.end_ns, step_end_ns)
+        if end_ns > start_ns:
             operation_name = event.name.removeprefix(GLOO)
             recorded.append(("gloo", operation_name, *_interval_in_seconds(start_ns, end_ns, begin_ns)))
     return tuple(recorded)
@@ -383,7 +385,7 @@ class _DeviceBlock:
             idle=_all_in_seconds(complement(_intervals_near(self.work.working, on_device), on_device), begin_ns),
             collectives=(
                 *self._recorded_collectives(collectives, begin_ns),
-                *_clipped_host_collectives(_host_collectives(self.host_collectives, span), on_device),
+                *_clipped_host_collectives(_host_collectives(self.host_collectives, span), begin_ns, end_ns),
             ),
             norms=self.norms.positions(
                 self.launch_ns_by_correlation.get(kernel.correlation, 0) for kernel in collectives

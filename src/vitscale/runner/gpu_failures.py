@@ -14,12 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
+from vitscale.present.units import counted, listed
 from vitscale.profiles.kernels import operation
 
 _MOST_WORDS_CHARACTERS = 200
 """Longest quotation of somebody else's words."""
-_MOST_LISTED = 8
-"""Most ranks that a sentence lists."""
 _LOOK_BACK_CHARACTERS = 2_000
 """How far before a message its rank is looked for: a message of several lines names it in the first one."""
 
@@ -106,7 +105,7 @@ _XIDS: Mapping[int, _Xid] = {
 _XIDS_THAT_FOLLOW = frozenset({45, 63, 92})
 """Xids that end no program by themselves: clearing up after another one, a row remapped, many corrected errors."""
 _RECOVERY_XID = 154
-"""By it the driver says what a GPU now needs: "... changed from 0x0 (None) to 0x2 (Node Reboot Required)"."""
+"""The driver says by it what a GPU now needs: "... changed from 0x0 (None) to 0x2 (Node Reboot Required)"."""
 _XID_LINE = re.compile(r"NVRM: Xid \(PCI:(?P<gpu>[0-9a-fA-F:.]{4,20})\): (?P<number>\d{1,4})(?P<words>[^\n]{0,300})")
 
 
@@ -320,13 +319,14 @@ def _timeout(log: str, matches: Sequence[re.Match[str]]) -> GpuFailure:
     ]
     waiting = frozenset(_ranks_before(log, calls))
     absent = sorted(_absent_ranks(log, number) - waiting)
-    collective = f"{operation(first['operation'].lower())} number {number} ({int(first['elements']):,} elements)"
+    elements = counted(int(first["elements"]), "element")
+    collective = f"{operation(first['operation'].lower())} number {number} ({elements})"
     sentence = f"NCCL timeout: {collective} did not end within {int(first['limit']) / 1000:g} s"
     if waiting:
-        sentence += f" on rank {_listed(sorted(waiting))}"
+        sentence += f" on rank {listed(sorted(waiting))}"
     if absent:
         verb = "has" if len(absent) == 1 else "have"
-        sentence += f"; rank {_listed(absent)} {verb} not entered it"
+        sentence += f"; rank {listed(absent)} {verb} not entered it"
     else:
         sentence += "; the log does not say which rank has not entered it, or whether the network or a GPU is at fault"
     rank = absent[0] if absent else None
@@ -376,9 +376,3 @@ def _as_set(rank: int | None) -> frozenset[int]:
 def _on_rank(rank: int | None) -> str:
     """Return " on rank 3"; empty where the rank is not known."""
     return "" if rank is None else f" on rank {rank}"
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    """Return "0, 1, 2"; of many ranks the first ones and how many more there are."""
-    more = f" and {len(ranks) - _MOST_LISTED} more" if len(ranks) > _MOST_LISTED else ""
-    return ", ".join(map(str, ranks[:_MOST_LISTED])) + more

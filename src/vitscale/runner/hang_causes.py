@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from vitscale.present.units import counted, listed
 from vitscale.store.recorder_dumps import OpenCall, RecordedGroup, RecorderDump, read_dump
 
 _DEFAULT_GROUP = "default_pg"
 """torch's description of the group of all ranks."""
-_MOST_LISTED = 8
 
 
 class HangCause(NamedTuple):
@@ -52,7 +52,8 @@ class _Wait(NamedTuple):
     @property
     def name(self) -> str:
         """The collective in words: "all_reduce number 7 of group default_pg (1,024 elements)"."""
-        return f"{self.call.operation} number {self.call.number} of {self.group} ({self.call.elements:,} elements)"
+        elements = counted(self.call.elements, "element")
+        return f"{self.call.operation} number {self.call.number} of {self.group} ({elements})"
 
 
 def recorder_findings(folder: Path, world_size: int) -> RecorderFindings:
@@ -167,11 +168,11 @@ def _cause_of_absence(waits: Sequence[_Wait]) -> HangCause:
             verb = "has" if len(roots) == 1 else "have"
             waiting_verb = "waits" if len(wait.waiting) == 1 else "wait"
             return HangCause(
-                f"rank {_listed(roots)} {verb} not entered {wait.name}, in which rank {_listed(wait.waiting)} "
+                f"rank {listed(roots)} {verb} not entered {wait.name}, in which rank {listed(wait.waiting)} "
                 f"{waiting_verb}",
                 roots,
             )
-    clauses = [f"rank {_listed(wait.waiting)} in {wait.name} for rank {_listed(wait.absent)}" for wait in waits[:2]]
+    clauses = [f"rank {listed(wait.waiting)} in {wait.name} for rank {listed(wait.absent)}" for wait in waits[:2]]
     sentence = f"ranks wait for each other, {' and '.join(clauses)}: they call collectives in unlike orders"
     return HangCause(sentence, ())
 
@@ -184,7 +185,7 @@ def _cause_of_mismatch(wait: _Wait) -> HangCause | None:
     if len(ranks_by_operation) < 2:
         return None
     usual = max(ranks_by_operation, key=lambda operation: len(ranks_by_operation[operation]))
-    clauses = [f"{operation} on rank {_listed(ranks)}" for operation, ranks in ranks_by_operation.items()]
+    clauses = [f"{operation} on rank {listed(ranks)}" for operation, ranks in ranks_by_operation.items()]
     others = tuple(rank for rank, call in wait.calls.items() if call.operation != usual)
     is_clear = len(ranks_by_operation[usual]) > len(others)
     sentence = f"collective number {wait.call.number} of {wait.group} is {' and '.join(clauses)}"
@@ -198,11 +199,5 @@ def _cause_of_unbegun(wait: _Wait) -> HangCause | None:
         return None
     verb = "has" if len(unbegun) == 1 else "have"
     noun = "GPU" if len(unbegun) == 1 else "GPUs"
-    sentence = f"the {noun} of rank {_listed(unbegun)} {verb} not begun {wait.name}, which all ranks have entered"
+    sentence = f"the {noun} of rank {listed(unbegun)} {verb} not begun {wait.name}, which all ranks have entered"
     return HangCause(f"{sentence}: an earlier kernel there does not end", unbegun)
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    """Return "0, 1, 2"; of many ranks the first ones and how many more there are."""
-    more = f" and {len(ranks) - _MOST_LISTED} more" if len(ranks) > _MOST_LISTED else ""
-    return ", ".join(map(str, ranks[:_MOST_LISTED])) + more

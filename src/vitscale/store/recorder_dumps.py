@@ -20,7 +20,7 @@ class OpenCall(Spec):
     """Its number in its group, from 1; the same on all ranks of the group."""
     operation: str = Field(max_length=80)
     elements: int
-    """Of its input."""
+    """Elements of its input."""
     has_begun: bool = False
     """Whether the GPU has begun it; false too where that is unknown, as on hosts."""
 

@@ -242,3 +242,27 @@ def test_a_constant_difference_between_the_ends_is_one_between_the_clocks() -> N
     assert first.wait == ((1.0, 3.0),)
     assert first.wire == ((3.0, 5.0), (8.0, 9.0))
     assert (first.waiting_seconds, second.waiting_seconds) == (2.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("starts", "waits", "wires"),
+    [
+        # Rank 0 is there first: truly it waits for 3 s, and its transfer takes 1.7 s.
+        ((0.0, 3.0), (2.7, 0.0), (2.0, 2.0)),
+        # Rank 1 is there first: truly it waits for 3 s, and its transfer takes 2 s.
+        ((3.0, 0.0), (0.0, 3.3), (1.7, 1.7)),
+    ],
+)
+def test_a_rank_that_always_leaves_first_moves_wait_and_wire_by_its_lead_and_no_more(
+    starts: tuple[float, float], waits: tuple[float, float], wires: tuple[float, float]
+) -> None:
+    """The root of a tree, 0.3 s ahead: the ends of collectives alone cannot tell it from a rank whose clock is."""
+    lead = 0.3
+    ends = (5.0 - lead, 5.0)
+    found = exposures([(rank, line([(starts[rank], ends[rank])], [(0.0, 9.0)])) for rank in (0, 1)])
+    assert tuple(one.waiting_seconds for one in found) == pytest.approx(waits)
+    assert tuple(one.wire_seconds for one in found) == pytest.approx(wires)
+    last_arrival = max(starts)
+    for rank, one in enumerate(found):
+        assert abs((one.waiting_seconds or 0.0) - (last_arrival - starts[rank])) <= lead + 1e-9
+        assert abs((one.wire_seconds or 0.0) - (ends[rank] - last_arrival)) <= lead + 1e-9

@@ -190,7 +190,7 @@ def test_changed_surroundings_are_a_note() -> None:
     moved = [make_environment(rank, host="node2", settings={"NCCL_ALGO": "Ring"}) for rank in range(2)]
     runs = [steady_run(trials[0], 0.1), steady_run(trials[1], 0.1, environments=moved)]
     found = verdict(make_results([(make_curve(trials), trials)], runs), "surroundings-changed")
-    assert "host, NCCL or gloo settings" in found.message
+    assert "host, settings of NCCL, gloo or the network" in found.message
 
 
 def run_environment(run: Run) -> RunEnvironment | None:
@@ -263,6 +263,13 @@ def of_settings(settings: dict[str, str] | None = None, **gpu: Any) -> Any:
     [
         ({"settings": {"NCCL_ALGO": "Tree"}}, {}, ("NCCL_ALGO: Tree against not set",)),
         ({"settings": {"NCCL_DEBUG": "INFO", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}}, {}, ()),
+        ({"settings": {"FI_PROVIDER": "efa"}}, {}, ("FI_PROVIDER: efa against not set",)),
+        ({"settings": {"UCX_TLS": "rc"}}, {"settings": {"UCX_TLS": "tcp"}}, ("UCX_TLS: rc against tcp",)),
+        ({"settings": {"OFI_NCCL_PROTOCOL": "RDMA"}}, {}, ("OFI_NCCL_PROTOCOL: RDMA against not set",)),
+        ({"settings": {"SHARP_COLL_ENABLE_SAT": "1"}}, {}, ("SHARP_COLL_ENABLE_SAT: 1 against not set",)),
+        ({"settings": {"HSA_ENABLE_SDMA": "0"}}, {}, ("HSA_ENABLE_SDMA: 0 against not set",)),
+        ({"settings": {"LD_LIBRARY_PATH": "/opt/efa"}}, {}, ("LD_LIBRARY_PATH: /opt/efa against not set",)),
+        ({"settings": {"FI_LOG_LEVEL": "info", "UCX_LOG_LEVEL": "info", "OMP_PROC_BIND": "true"}}, {}, ()),
         ({"power_limit_watts": 350.0}, {"power_limit_watts": 400.0}, ("power limit in W: 350 against 400",)),
         ({"power_limit_watts": 350.0}, {}, ()),  # unknown on one side
         ({"ecc": True, "pcie_width": 16}, {"ecc": False, "pcie_width": 8},
@@ -272,6 +279,30 @@ def of_settings(settings: dict[str, str] | None = None, **gpu: Any) -> Any:
 )  # fmt: skip
 def test_runs_under_other_settings_are_not_combined(one: Any, other: Any, said: tuple[str, ...]) -> None:
     assert differences(of_settings(**one), of_settings(**other)) == said
+
+
+def test_all_values_count_where_the_hosts_of_a_run_differ() -> None:
+    """One host of the first run has the plug-in, none of the second one's."""
+    device = DeviceRecord(type="cuda", name="T4")
+
+    def of_hosts(*nets: str) -> RunEnvironment | None:
+        environments = [
+            make_environment(r, host=f"node{r}", device=device, settings={"NCCL_NET": net})
+            for r, net in enumerate(nets)
+        ]
+        return run_environment(steady_run(make_trial("ddp", 2), 0.1, environments=environments))
+
+    assert differences(of_hosts("efa", "socket"), of_hosts("socket", "socket")) == (
+        "NCCL_NET: efa and socket against socket",
+    )
+
+
+def test_the_search_path_for_libraries_is_no_setting_of_gloo() -> None:
+    settings = {"LD_LIBRARY_PATH": "/opt/x", "GLOO_SOCKET_IFNAME": "lo"}
+    environments = [make_environment(r, settings=settings) for r in range(2)]
+    found = run_environment(steady_run(make_trial("ddp", 2), 0.1, environments=environments))
+    assert found is not None
+    assert found.settings == (("GLOO_SOCKET_IFNAME", "lo"),)
 
 
 def test_locked_clocks_are_seen_where_neither_heat_nor_power_hold_them() -> None:

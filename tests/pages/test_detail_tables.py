@@ -175,6 +175,20 @@ def test_resources_say_why_energy_and_gpus_are_missing() -> None:
     )
 
 
+def test_the_utilisation_of_gpus_that_wait_is_said_to_hold_the_waiting() -> None:
+    """Rank 0 waits for rank 1 in a kernel of NCCL, for which NVML reports a busy GPU."""
+    table = resource_table(analyse(batch_study([16], [1, 2], device="cuda")))
+    assert table is not None
+    (note,) = [note for note in table.notes if "waiting" in note]
+    assert note == (
+        "GPU utilisation counts waiting as work: a GPU runs a kernel of NCCL while it waits for another rank, as in "
+        "ddp on 2 ranks (for rank 1)."
+    )
+    on_hosts = resource_table(explained())
+    assert on_hosts is not None
+    assert not [note for note in on_hosts.notes if "waiting" in note]
+
+
 def test_clocks_temperature_and_throttling_stand_where_they_were_read() -> None:
     table = resource_table(analyse(batch_study([16], [1, 2], device="cuda")))
     _, two = lines(table)
@@ -185,7 +199,7 @@ def test_clocks_temperature_and_throttling_stand_where_they_were_read() -> None:
     }  # fmt: skip
     assert {name: two[name] for name in expected} == expected
     assert table is not None
-    assert table.notes == ("Energy was read by NVML.",)
+    assert table.notes[0] == "Energy was read by NVML."
 
 
 def test_accuracy_beside_the_noise_scale_and_why_it_is_unknown() -> None:

@@ -56,6 +56,28 @@ def test_the_environment_is_this_one_with_the_run_s_put_over_it(monkeypatch: pyt
     assert os.environ["COLOUR"] == "red"
 
 
+@pytest.mark.parametrize(
+    ("own", "study_variables", "expected"),
+    [
+        ("", (), "/opt/efa:/opt/nccl"),
+        ("/.singularity.d/libs", (), "/.singularity.d/libs:/opt/efa:/opt/nccl"),
+        ("/opt/nccl:/usr/x:", (), "/opt/nccl:/usr/x:/opt/efa"),
+        ("/usr/x", ("LD_LIBRARY_PATH",), "/opt/efa:/opt/nccl"),
+    ],
+)
+def test_a_host_s_own_folders_of_libraries_come_before_the_driver_s(
+    own: str, study_variables: tuple[str, ...], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container has its libraries where another host has other ones; what the study sets stands alone."""
+    changes = {"environment": {"LD_LIBRARY_PATH": "/opt/efa:/opt/nccl"}, "study_variables": study_variables}
+    launch = WRITTEN.model_copy(update=changes)
+    monkeypatch.setenv("LD_LIBRARY_PATH", own)
+    once = launch_file.completed_environment(launch)["LD_LIBRARY_PATH"]
+    assert once == expected
+    monkeypatch.setenv("LD_LIBRARY_PATH", once)  # an agent's rank begins again
+    assert launch_file.completed_environment(launch)["LD_LIBRARY_PATH"] == expected
+
+
 def test_the_host_is_this_boot_and_this_view_of_its_processes() -> None:
     boot, _, view = launch_file.host_id().partition(" ")
     assert boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()

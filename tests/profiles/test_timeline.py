@@ -10,9 +10,11 @@ import torch
 
 from results_factory import make_rank, make_run, make_trial
 from vitscale.analysis.time.breakdown import breakdown
+from vitscale.analysis.time.exposure import exposures, step_parts
+from vitscale.base.time_spans import length
 from vitscale.probes.steps import _activity_name, timeline_events
 from vitscale.profiles.timeline import NO_NCCL, STEP, Event, EventKind, steps_on_cpu, steps_on_cuda
-from vitscale.store.records import COMMUNICATION, NORM_MARK, PARTS
+from vitscale.store.records import COMMUNICATION, NORM_MARK, PARTS, ExplainedLine
 from vitscale.store.results import Run
 
 MS = 1_000_000
@@ -378,6 +380,29 @@ def test_what_one_rank_recorded_before_its_first_step_does_not_rename_its_commun
     assert named() == named("b") == [("nccl-0", "all_reduce"), ("nccl-1", "all_gather")]
 
 
+def test_gloo_s_collectives_beside_nccl_s_are_communication_and_no_gap_of_launches() -> None:
+    """The norm of gradients that FSDP2 keeps on the host: for 6 ms of it the device has nothing to do."""
+    norm = event("collective", "gloo:all_reduce", 191, 197)
+    of_another_step = event("collective", "gloo:barrier", 90, 99)
+    *others, _adamw = device_step(100, 100)
+    adamw = event("kernel", "multi_tensor_adamw", 197, 200, 7, 1_006)
+    # The host waits for the norm before it launches the optimizer.
+    step = [each._replace(end_ns=198 * MS) if each.name == STEP else each for each in others]
+    events = [*device_step(0, 0), *step, adamw]
+    (without,) = steps_on_cuda(events, [3, 4], block=1, world_size=2)
+    (line,) = steps_on_cuda([*events, norm, of_another_step], [3, 4], block=1, world_size=2)
+    assert line.collectives == (("nccl-0", "all_reduce", 0.061, 0.091), ("gloo", "all_reduce", 0.091, 0.097))
+    assert launch_gap_seconds(without) == pytest.approx(0.010)  # 4 ms of them in forward
+    assert launch_gap_seconds(line) == pytest.approx(0.004)
+    (alone,) = exposures([(0, line)])
+    assert alone.wire_seconds == pytest.approx(0.036)
+
+
+def launch_gap_seconds(line: ExplainedLine) -> float:
+    (alone,) = exposures([(0, line)])
+    return length(step_parts(line, alone)["launch_gaps"])
+
+
 class Profile(list[Event]):
     """Events that count how often they are gone through."""
 
@@ -411,10 +436,10 @@ class KinetoEvent:
 
 
 class OldKinetoEvent:
-    """As torch 2.11 has them: an activity is not told, and of a call there is text."""
+    """As torch 2.11 has them: an activity is not told, and the fields of a call are in the exported trace alone."""
 
     def __init__(self, name: str, correlation: int, linked: int = 0, **told: Any) -> None:
-        self.name, self.metadata_json = (lambda: name), (lambda: told.get("metadata", ""))
+        self.name = lambda: name
         self.start_ns, self.end_ns, self.device_resource_id = (lambda: 5), (lambda: 9), (lambda: 7)
         self.correlation_id, self.linked_correlation_id = (lambda: correlation), (lambda: linked)
         self.is_user_annotation = lambda: bool(told.get("annotates"))
@@ -422,11 +447,11 @@ class OldKinetoEvent:
 
 
 def test_torch_2_11_tells_the_same_events_by_their_device_and_their_names() -> None:
-    call = '"Process Group Name": "0", "Collective name": "_allgather_base", "In msg nelems": 4'
+    exported = {33: {"Process Group Name": "0", "Collective name": "_allgather_base"}}
     found = timeline_events(
         [
-            OldKinetoEvent("record_param_comms", 33, metadata=call),
-            OldKinetoEvent("record_param_comms", 34, metadata="not JSON"),
+            OldKinetoEvent("record_param_comms", 33),
+            OldKinetoEvent("record_param_comms", 34),
             OldKinetoEvent("ncclDevKernel_Generic", 900, linked=33, device="CUDA"),
             OldKinetoEvent("ncclDevKernel_Generic", 901, linked=34, device="CUDA"),
             OldKinetoEvent("cublasLtMatmul", 0),
@@ -437,7 +462,8 @@ def test_torch_2_11_tells_the_same_events_by_their_device_and_their_names() -> N
             OldKinetoEvent("Memset (Device)", 904, device="CUDA"),
             OldKinetoEvent("vitscale:step", 0, annotates=True),
             OldKinetoEvent("vitscale:step", 0, annotates=True, device="CUDA"),
-        ]
+        ],
+        exported,
     )
     assert [event.kind for event in found] == [
         "operator", "operator", "kernel", "kernel", "operator", "launch", "launch", "launch", "copy", "kernel",

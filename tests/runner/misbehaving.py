@@ -39,6 +39,22 @@ def _out_of_memory() -> None:
     torch.empty(1 << 60)
 
 
+def _lose_link() -> None:
+    """As NCCL's watchdog ends a rank (ProcessGroupNCCL.cpp): its words, and SIGABRT."""
+    sys.stderr.write(
+        "[rank1]:[E810 03:05:11.149121725 ProcessGroupNCCL.cpp:2057] [PG ID 0 PG GUID 0(default_pg) Rank 1] Process "
+        "group watchdog thread terminated with exception: NCCL error: remote process exited or there was a network "
+        "error, NCCL version 2.27.5\nncclRemoteError: A call failed possibly due to a network error or a remote "
+        "process exiting prematurely.\nLast error:\nsocketProgress: Connection closed by remote peer node2<4711>\n"
+    )
+    sys.stderr.flush()
+    os.abort()
+
+
+def loses_link(num_classes: int, image_size: int) -> nn.Module:
+    return Misbehaving(num_classes, image_size, _lose_link)
+
+
 def well(num_classes: int, image_size: int) -> nn.Module:
     return Misbehaving(num_classes, image_size, lambda: None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,7 +42,7 @@ evaluate = false
 STUDIES = (
     ("raises", "out_of_memory", "well"),
     ("hangs", "exits_early"),
-    ("stuck_in_a_collective", "killed"),
+    ("stuck_in_a_collective", "killed", "loses_link"),
 )
 """At work at the same time, so that what hangs is waited for once. Each trial is in one of them alone: the same trial
 twice at a time would meet itself at its port."""
@@ -90,6 +91,7 @@ def test_each_run_has_one_outcome_and_the_study_went_on(outcomes: dict[str, Outc
         "killed": "failed",
         "hangs": "hang",
         "stuck_in_a_collective": "hang",
+        "loses_link": "failed",
         "well": "completed",
     }
 
@@ -104,10 +106,34 @@ def test_the_guilty_rank_and_its_traceback_are_told(outcomes: dict[str, Outcome]
     assert (killed.rank, killed.reason) == (1, "rank 1 was ended by SIGKILL without a word")
     assert "rank 1" in outcomes["exits_early"].reason or outcomes["exits_early"].rank == 1
     assert "30 s" in outcomes["hangs"].reason
-    for hang in ("hangs", "stuck_in_a_collective"):
-        assert outcomes[hang].rank == 1
-        assert "rank 1 stands in forward of step 3, and the others wait for it" in outcomes[hang].reason
-    assert "all_reduce" in outcomes["stuck_in_a_collective"].detail
+
+
+def test_a_hang_is_told_by_the_collectives_that_each_rank_has_entered(outcomes: dict[str, Outcome]) -> None:
+    """gloo's own flight recorder: a rank in no collective, and two ranks that wait for each other in two groups."""
+    hangs = outcomes["hangs"]
+    assert hangs.rank == 1
+    entered = r"rank 1 has not entered all_reduce number \d+ of group .*\([\d,]+ elements?\), in which rank 0 waits"
+    assert re.search(entered + "; it stands in forward of step 3$", hangs.reason), hangs.reason
+    stuck = outcomes["stuck_in_a_collective"]
+    assert stuck.rank is None
+    assert "ranks wait for each other, " in stuck.reason
+    assert re.search(r"rank 0 in all_reduce number \d+ of group .* for rank 1", stuck.reason), stuck.reason
+    assert re.search(r"rank 1 in all_reduce number 1 of group .*\(1 element\) for rank 0", stuck.reason), stuck.reason
+    assert "they call collectives in unlike orders" in stuck.reason
+
+
+def test_a_rank_that_nccl_s_watchdog_ends_has_its_words_and_another_try(studies: list[Path]) -> None:
+    (run,) = [
+        run
+        for study in studies
+        for run in store.load(study / "results").runs
+        if run.header.trial.model.factory == "misbehaving:loses_link"
+    ]
+    assert (run.outcome.rank, run.outcome.transient, run.header.attempt) == (1, True, 1)
+    assert run.outcome.reason == (
+        "NCCL remote error (ncclRemoteError) on rank 1: socketProgress: Connection closed by remote peer node2<4711> "
+        "(a link has failed, or another rank is gone)"
+    )
 
 
 def test_a_launcher_of_others_comes_to_the_same(tmp_path: Path, outcomes: dict[str, Outcome]) -> None:

@@ -40,8 +40,18 @@ def test_settings_of_libraries_are_passed_on_and_secrets_are_not(
     for name in os.environ:
         if name.startswith(_PASSED_ON_PREFIXES):
             monkeypatch.delenv(name)
-    given = {"NCCL_DEBUG": "INFO", "HF_HOME": "/models", "OMP_NUM_THREADS": "7", "GLOO_SOCKET_IFNAME": "lo"}
+    networks = {
+        "FI_PROVIDER": "efa",
+        "OFI_NCCL_PROTOCOL": "RDMA",
+        "UCX_TLS": "rc",
+        "SHARP_COLL_ENABLE_SAT": "1",
+        "RCCL_MSCCL_ENABLE": "0",
+        "HSA_ENABLE_SDMA": "0",
+        "LD_LIBRARY_PATH": "/opt/amazon/efa/lib",
+    }
+    given = {"NCCL_DEBUG": "INFO", "HF_HOME": "/models", "OMP_NUM_THREADS": "7", "GLOO_SOCKET_IFNAME": "lo"} | networks
     kept = {"HF_TOKEN": "hf_1", "HF_HUB_TOKEN": "hf_2", "NCCL_SECRET": "x", "TORCH_API_KEY": "k", "HOME_PAGE": "h"}
+    kept |= {"FI_PASSWORD": "f", "UCX_AUTH": "u", "FIX": "x", "LD_PRELOAD": "/x.so"}
     kept |= {"HF_PAT": "p", "DS_CRED": "c", "VITSCALE_PASSPHRASE": "s", "NCCL_MY_SECRETX": "x", "TORCH_PWD": "w"}
     apart = {"CUDA_VISIBLE_DEVICES": "3", launch_file.TOKEN_VARIABLE: "around"}
     for name, value in (given | kept | apart).items():
@@ -55,14 +65,18 @@ def test_settings_of_libraries_are_passed_on_and_secrets_are_not(
         started.end()
     written = launch_file.read(tmp_path)
     assert written is not None
-    assert written.environment == {
-        "NCCL_DEBUG": "INFO",
-        "NCCL_SOCKET_IFNAME": "eth0",
-        "GLOO_SOCKET_IFNAME": "eth0",
-        "HF_HOME": "/mine",
-        "COLOUR": "blue",
-        "OMP_NUM_THREADS": "2",
-    }
+    assert (
+        written.environment
+        == {
+            "NCCL_DEBUG": "INFO",
+            "NCCL_SOCKET_IFNAME": "eth0",
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "HF_HOME": "/mine",
+            "COLOUR": "blue",
+            "OMP_NUM_THREADS": "2",
+        }
+        | networks
+    )
     assert written.token == started.token
     assert written.study_variables == ("HF_HOME", "COLOUR")
     assert len(written.token) == 32

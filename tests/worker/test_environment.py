@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,15 @@ from torch import nn
 from results_factory import make_trial
 from vitscale.engines import building
 from vitscale.probes.matmul import tf32_allowed
-from vitscale.worker.environment import _boost, _governor, _network_adapters, allocation, recorded_settings
+from vitscale.worker.environment import (
+    _all_settings,
+    _boost,
+    _governor,
+    _network_adapters,
+    allocation,
+    nccl_file_settings,
+    recorded_settings,
+)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +42,44 @@ def test_variables_of_libraries_are_recorded_and_secrets_are_not() -> None:
     settings = {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4", "HF_HUB_OFFLINE": "1"}
     secrets = {"NCCL_MY_SECRETX": "a", "TORCH_PWD": "b", "DS_CRED": "c", "CUDA_PASSPHRASE": "d"}
     assert recorded_settings({**secrets, **settings, "HOME": "/root"}) == settings
+
+
+def test_settings_of_the_network_are_recorded() -> None:
+    settings = {"FI_PROVIDER": "efa", "UCX_TLS": "rc", "OFI_NCCL_PROTOCOL": "RDMA", "SHARP_COLL_ENABLE_SAT": "1"}
+    settings |= {"RCCL_MSCCL_ENABLE": "0", "HSA_ENABLE_SDMA": "0", "LD_LIBRARY_PATH": "/opt/efa", "NCCL_NET": "ofi"}
+    secrets = {"FI_PASSWORD": "f", "UCX_AUTH": "u", "NCCL_TOKEN": "t"}
+    assert recorded_settings({**secrets, **settings, "FIX": "1", "LD_PRELOAD": "/x.so"}) == settings
+
+
+def test_settings_in_nccl_s_files_count_as_nccl_takes_them(tmp_path: Path) -> None:
+    """A variable, then the user's file, then the host's; within a file the first line of a name."""
+    host_file = tmp_path / "etc-nccl.conf"
+    host_file.write_text("NCCL_IB_HCA=mlx5\nNCCL_SOCKET_IFNAME=eth0\nFI_PROVIDER=efa\nNCCL_NET=IB\n")
+    put(
+        tmp_path / ".nccl.conf",
+        "# mine\nNCCL_IB_HCA=mlx5_1\nNCCL_IB_HCA=mlx5_2\nno setting\nNCCL_ALGO=Tree=x\nNCCL_TOKEN=t\nPATH=/evil\r",
+    )
+    home = {"HOME": str(tmp_path), "NCCL_NET": "ofi"}
+    expected = {"NCCL_IB_HCA": "mlx5_1", "NCCL_SOCKET_IFNAME": "eth0", "FI_PROVIDER": "efa", "NCCL_ALGO": "Tree=x"}
+    assert nccl_file_settings(home, host_file) == expected
+    put(tmp_path / "named.conf", "NCCL_IB_HCA=mlx5_3")
+    named = nccl_file_settings(home | {"NCCL_CONF_FILE": str(tmp_path / "named.conf")}, host_file)
+    assert (named["NCCL_IB_HCA"], "NCCL_ALGO" in named) == ("mlx5_3", False)
+
+
+def test_a_file_of_nccl_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".nccl.conf")
+    (tmp_path / "large").write_text("NCCL_NET=ofi\n" * 10_000)
+    assert nccl_file_settings({"HOME": str(tmp_path)}, tmp_path / "large") == {}
+    assert nccl_file_settings({}, tmp_path / "missing") == {}
+
+
+def test_only_a_rank_on_a_gpu_records_nccl_s_files(tmp_path: Path) -> None:
+    put(tmp_path / ".nccl.conf", "NCCL_IB_HCA=mlx5_1")
+    variables = {"HOME": str(tmp_path), "GLOO_SOCKET_IFNAME": "lo"}
+    on_gpu = _all_settings(torch.device("cuda", 0), variables)
+    assert {"NCCL_IB_HCA": "mlx5_1", "GLOO_SOCKET_IFNAME": "lo"}.items() <= on_gpu.items()
+    assert _all_settings(torch.device("cpu"), variables) == {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 def test_fp32_is_multiplied_in_fp32_whatever_a_container_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,8 +204,24 @@ def resource_table(analysis: Analysis) -> Table | None:
         *[f"Energy was read by {source}." for source in sources],
         *_unavailable_sentences("Energy per image", [used.energy_reason for used in resources]),
         *_unavailable_sentences("GPU figures", [used.gpu_reason for used in resources]),
+        *_notes_on_waiting_gpus(analysis),
     ]
     return grouped_table(analysis, "What each trial used", columns, _trial_resources, notes=notes)
+
+
+def _notes_on_waiting_gpus(analysis: Analysis) -> list[str]:
+    """Return a note on trials whose GPUs wait for a rank: NVML counts a kernel of NCCL that waits as a busy GPU."""
+    waiting = []
+    for trial in analysis.trials.values():
+        has_utilisation = trial.resources is not None and trial.resources.gpu_utilisation is not None
+        if has_utilisation and trial.breakdown is not None and trial.breakdown.straggler is not None:
+            waiting.append(f"{trial.name} (for rank {trial.breakdown.straggler.rank})")
+    if not waiting:
+        return []
+    return [
+        f"GPU utilisation counts waiting as work: a GPU runs a kernel of NCCL while it waits for another rank, as in "
+        f"{units.listed(waiting)}."
+    ]
 
 
 def accuracy_table(analysis: Analysis, curves: Sequence[CurveResult]) -> Table | None:

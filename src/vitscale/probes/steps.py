@@ -9,10 +9,12 @@ first block on (`vitscale.engines.step_schedule`).
 
 from __future__ import annotations
 
+import gzip
 import json
+import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -116,9 +118,8 @@ class Explainer:
             raise RuntimeError("no explained block has begun")
         finish_device_work(self._device)  # the last kernels of the block belong to it
         _stop_profiler(finished)
-        events = events_of(finished)
-        if self._traces is not None:
-            finished.export_chrome_trace(str(self._traces / f"trace-rank-{rank}-block-{self._block}.json.gz"))
+        trace = None if self._traces is None else self._traces / f"trace-rank-{rank}-block-{self._block}.json.gz"
+        events = events_of(finished, trace)
         block = self._block
         self._block += 1
         if self._device.type == "cuda":
@@ -171,30 +172,80 @@ def _is_gloo_running() -> bool:
     return False
 
 
-def events_of(finished: profile) -> list[timeline.Event]:
+CallMetadata = Mapping[int, Mapping[str, str]]
+"""Correlation id of a call of NCCL -> its fields, as "Process Group Name" and "Collective name"."""
+
+
+def events_of(finished: profile, trace: Path | None = None) -> list[timeline.Event]:
     """Returns all events of a finished profile that a timeline needs.
 
     `profile.events()` would build a tree of Python objects, at ten times the cost; the ranks stand still meanwhile.
+
+    Args:
+        finished: the profile.
+        trace: file for its trace (.json.gz); None keeps none. torch writes the trace of a profile once only.
     """
     results: Any = finished.profiler
-    return timeline_events(results.kineto_results.events())
+    recorded = list(results.kineto_results.events())
+    calls = _communication_calls(recorded)
+    if calls and not hasattr(calls[0], "extra_meta"):
+        return timeline_events(recorded, _exported_metadata(finished, trace))
+    if trace is not None:
+        finished.export_chrome_trace(str(trace))
+    return timeline_events(recorded)
 
 
-def timeline_events(kineto_events: Iterable[Any]) -> list[timeline.Event]:
+def _exported_metadata(finished: profile, trace: Path | None) -> CallMetadata:
+    """Returns the fields of calls of NCCL as a profile's trace has them, for a torch whose events lack `extra_meta`.
+
+    torch 2.11's events have `metadata_json` alone: "" or, with `expose_kineto_event_metadata`, the number of the event,
+    for torch reads it before it adds the fields (collection.cpp, `passEventsToKineto`). They are in the trace.
+
+    `trace`: file to keep the trace in; None keeps none.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json.gz" if trace is None else trace
+        finished.export_chrome_trace(str(path))
+        with gzip.open(path) as file:
+            return metadata_in_trace(json.load(file))
+
+
+def metadata_in_trace(trace: Mapping[str, Any]) -> CallMetadata:
+    """Returns the fields of calls of NCCL in an exported trace, whose "External id" is the correlation id."""
+    metadata_by_call = {}
+    for event in trace["traceEvents"]:
+        if event.get("name") == timeline.COMMUNICATION_CALL and "External id" in event.get("args", {}):
+            fields = event["args"]
+            texts = {name: value for name, value in fields.items() if isinstance(value, str)}
+            metadata_by_call[int(fields["External id"])] = texts
+    return metadata_by_call
+
+
+def _communication_calls(recorded: Iterable[Any]) -> list[Any]:
+    """Returns the events that are calls of NCCL on the host."""
+    return [event for event in recorded if event.name() == timeline.COMMUNICATION_CALL]
+
+
+def timeline_events(kineto_events: Iterable[Any], exported: CallMetadata | None = None) -> list[timeline.Event]:
     """Converts the events of torch's profiler (Kineto) for a timeline; those of no use there are left out.
 
     The group and the collective of an NCCL kernel are known by the call on the host that launched it: the kernel's
     `linked_correlation_id` is that call's `correlation_id`.
+
+    Args:
+        kineto_events: the events.
+        exported: fields of the calls; None: the events have them (`extra_meta`, from torch 2.12 on).
     """
     recorded = list(kineto_events)
-    calls = [event for event in recorded if event.name() == timeline.COMMUNICATION_CALL]
-    metadata_by_call = {call.correlation_id(): _call_metadata(call) for call in calls}
+    metadata_by_call = exported
+    if metadata_by_call is None:
+        metadata_by_call = {call.correlation_id(): call.extra_meta() for call in _communication_calls(recorded)}
     events = []
     for event in recorded:
         kind = _timeline_kind(event)
         if kind is None:
             continue
-        metadata: dict[str, str] = {}
+        metadata: Mapping[str, str] = {}
         if kind == "kernel" and metadata_by_call:
             metadata = metadata_by_call.get(event.linked_correlation_id(), metadata)
         events.append(
@@ -239,18 +290,6 @@ def _is_runtime_call(name: str) -> bool:
         if name.startswith(prefix):
             return name.removeprefix(prefix)[:1].isupper()
     return False
-
-
-def _call_metadata(event: Any) -> dict[str, str]:
-    """Returns the fields of a call of NCCL; torch 2.11 has them as JSON alone, without its braces."""
-    if hasattr(event, "extra_meta"):
-        fields_by_name: dict[str, str] = event.extra_meta()
-        return fields_by_name
-    try:
-        fields = json.loads("{" + event.metadata_json().strip("{} ") + "}")
-    except ValueError:
-        return {}
-    return {name: value for name, value in fields.items() if isinstance(value, str)}
 
 
 def finish_device_work(device: torch.device) -> None:

@@ -31,13 +31,12 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed.distributed_c10d import GroupName
 
 from vitscale.processes.launch_file import RECORDER_RING
+from vitscale.profiles.flight_recorder import VERSION
 from vitscale.profiles.kernels import dtype_name, operation
 from vitscale.store.records import Collective, TrafficLine
 
 _DUMPS = {"nccl": "_dump_nccl_trace_json", "gloo": "_dump_fr_trace_json"}
 """Backend to the function that dumps the recorder into which it writes."""
-_VERSION = "2."
-"""Version of the dump: minor versions of 2 only add fields (FlightRecorder.hpp of torch 2.13 has 2.10)."""
 NO_DTYPE = "none"
 """Dtype of a barrier, which has no tensor."""
 
@@ -95,8 +94,8 @@ def parse(text: str) -> tuple[Entry, ...]:
     """
     content = json.loads(text)
     version = str(content.get("version"))
-    if not version.startswith(_VERSION):
-        raise Unreadable(f"the flight recorder writes version {version}, and vitscale reads {_VERSION}x")
+    if not version.startswith(VERSION):
+        raise Unreadable(f"the flight recorder writes version {version}, and vitscale reads {VERSION}x")
     parsed: list[Entry] = []
     try:
         for raw in content.get("entries", []):

@@ -108,7 +108,19 @@ def completed_environment(launch: LaunchFile) -> dict[str, str]:
     The variables by which a launcher has given this process its rank stay as they are.
     """
     environment = os.environ | _without_rank_variables(launch.environment) | {TOKEN_VARIABLE: launch.token}
+    if LIBRARY_PATH in launch.environment and LIBRARY_PATH not in launch.study_variables:
+        environment[LIBRARY_PATH] = _joined_paths(os.environ.get(LIBRARY_PATH, ""), launch.environment[LIBRARY_PATH])
     return environment | safe_path(environment)
+
+
+def _joined_paths(first: str, second: str) -> str:
+    """Return the folders of two search paths, each once, those of the first one first.
+
+    What a container or a host has set for itself comes before the driver's folders, which may not exist there or have
+    libraries for another system.
+    """
+    folders = [folder for folder in (*first.split(os.pathsep), *second.split(os.pathsep)) if folder]
+    return os.pathsep.join(dict.fromkeys(folders))
 
 
 def is_complete(launch: LaunchFile) -> bool:
@@ -177,7 +189,12 @@ RECORDER_RING = ("TORCH_FR_BUFFER_SIZE", "16384")
 """The variable for the number of entries in torch's flight recorder, and its value. Entries of about 800 bytes each
 are allocated as they come (torch 2.13). Two steps of ZeRO-3 that accumulate can exceed torch's default of 2,000."""
 
+NETWORK_SETTINGS = ("NCCL_", "GLOO_", "RCCL_", "FI_", "OFI_", "UCX_", "SHARP_", "HSA_")
+"""Prefixes of variables that decide over which network, and how, ranks exchange tensors: NCCL and RCCL, libfabric and
+its plug-in for NCCL (EFA, Slingshot), UCX, SHARP (reductions in switches) and AMD's runtime."""
 LIBRARY_SETTINGS = (
-    "NCCL_", "GLOO_", "OMP_", "MKL_", "KMP_", "CUDA_", "TORCH_", "PYTORCH_", "DS_", "NVIDIA_TF32_",
+    *NETWORK_SETTINGS, "OMP_", "MKL_", "KMP_", "CUDA_", "TORCH_", "PYTORCH_", "DS_", "NVIDIA_TF32_",
 )  # fmt: skip
 """Prefixes of variables that libraries read: passed to all ranks, and recorded with each run."""
+LIBRARY_PATH = "LD_LIBRARY_PATH"
+"""The variable with the folders in which programs look for shared libraries, such as NCCL's plug-in for a network."""

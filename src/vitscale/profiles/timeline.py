@@ -151,6 +151,26 @@ def _recorded_host_collectives(collectives: Iterable[Event], step: Event) -> _Re
     return tuple(recorded)
 
 
+def _clipped_host_collectives(collectives: Iterable[Event], begin_ns: int, step_end_ns: int) -> _RecordedCollectives:
+    """Return collectives of the host as the record of a GPU's step has them, cut at the step's ends on the device.
+
+    The profiler has host and device on one clock. What lies wholly outside is left out: the host is ahead.
+
+    Args:
+        collectives: those of the step on the host.
+        begin_ns: beginning of the step on the device.
+        step_end_ns: its end there.
+    """
+    recorded = []
+    for event in collectives:
+        start_ns = max(event.start_ns, begin_ns)
+        end_ns = min(event.end_ns, step_end_ns)
+        if end_ns > start_ns:
+            operation_name = event.name.removeprefix(GLOO)
+            recorded.append(("gloo", operation_name, *_interval_in_seconds(start_ns, end_ns, begin_ns)))
+    return tuple(recorded)
+
+
 def _host_phases(phases: Iterable[Event], step: Event) -> _RecordedPhases:
     """Return the phases of a step on the host as a record has them."""
     return tuple(
@@ -310,6 +330,8 @@ class _DeviceBlock:
     """The host's calls after which something runs on the device, in order of time."""
     communicator_names: Mapping[str, str]
     """A communicator's name in the profile -> its name in the lines."""
+    host_collectives: Sequence[Event]
+    """Collectives of gloo beside NCCL's, as of gradients that are kept on the host, while which the device may idle."""
     unknown_in_all_steps: Mapping[str, str]
     """Part -> why it is unknown."""
 
@@ -333,6 +355,7 @@ class _DeviceBlock:
             launch_ns_by_correlation=launch_ns_by_correlation,
             launch_calls=_launch_calls(events, work.launches),
             communicator_names=_communicator_names(work.collectives, annotations.first_ns),
+            host_collectives=[event for event in events if event.kind == "collective"],
             unknown_in_all_steps=_unknown_in_block(work, launch_ns_by_correlation, norms, world_size),
         )
 
@@ -360,7 +383,10 @@ class _DeviceBlock:
             seconds=duration_ns / 1e9,
             phases=_device_phases(phases, self.progress, begin_ns, end_ns),
             idle=_all_in_seconds(complement(_intervals_near(self.work.working, on_device), on_device), begin_ns),
-            collectives=self._recorded_collectives(collectives, begin_ns),
+            collectives=(
+                *self._recorded_collectives(collectives, begin_ns),
+                *_clipped_host_collectives(_host_collectives(self.host_collectives, span), begin_ns, end_ns),
+            ),
             norms=self.norms.positions(
                 self.launch_ns_by_correlation.get(kernel.correlation, 0) for kernel in collectives
             ),

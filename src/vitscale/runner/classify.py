@@ -19,9 +19,11 @@ from vitscale.runner.evidence import (
     last_words,
     log_tail,
 )
+from vitscale.runner.gpu_failures import gpu_failures
+from vitscale.runner.hang_causes import HangCause, recorder_findings
 from vitscale.runner.watch import position_in_words, ranks_waited_for, starved_ranks
 from vitscale.store import is_full
-from vitscale.store.records import ErrorLine
+from vitscale.store.records import ErrorLine, RankRecord
 from vitscale.store.results import Outcome
 
 _MOST_DETAIL_CHARACTERS = 16_000
@@ -53,6 +55,8 @@ _MISSING_DAEMON = re.compile(r"^(?:ORTE|PRTE) was unable to reliably start one o
 _REFUSED_STEP = re.compile(
     r"^srun: error: (Unable to create step [^\n]{0,80}: Memory required by task is not available)", re.M
 )
+_SHELL_SIGNAL_CODE = 128
+"""A shell's exit code for a program that signal N ended is this and N."""
 _SAME_TIME_SECONDS = 1.0
 """Ranks that a launcher ends because another has failed are gone within a fraction of this time."""
 
@@ -133,6 +137,75 @@ def _judge_killed_launcher(evidence: RunEvidence) -> RunVerdict | None:
     if code is None or code >= 0:
         return None
     return RunVerdict("failed", f"the launcher was ended by {_signal_name(-code)}", detail=evidence.tail)
+
+
+def _judge_gpu_failure(evidence: RunEvidence) -> RunVerdict | None:
+    """Blame a GPU, a link or a collective that did not end, which NCCL's watchdog or the driver named.
+
+    Links and collectives fail in other ranks too where a rank is gone: then its own end is the cause.
+    """
+    if evidence.ending.stopped in ("hang", "timeout") or not evidence.gpu_failures:
+        return None
+    failure = evidence.gpu_failures[0]
+    if failure.may_follow and _has_cause_besides(evidence):
+        return None
+    error = _error_of(failure.rank, evidence)
+    detail = error.traceback if error is not None else evidence.tail
+    return RunVerdict("failed", failure.sentence, failure.rank, detail, transient=failure.is_transient)
+
+
+def _has_cause_besides(evidence: RunEvidence) -> bool:
+    """Whether a rank has ended for another cause than those in `RunEvidence.gpu_failures`.
+
+    It raised another exception, was ended by a signal that begins a failure, fell silent with its host, left with an
+    exit code and without a word, or was lost before any rank that printed such a failure.
+    """
+    statuses = evidence.ending.statuses
+    if any(has_own_error(record) and not _is_of_gpu(record.error) for record in evidence.ranks):
+        return True
+    if any(status.disconnection == "silent" for status in statuses.values()) or _has_unheard_failure(evidence):
+        return True
+    reporters = _reporters(evidence)
+    for rank, code in evidence.codes:
+        is_explained = rank in evidence.ranks_with_an_end or rank in reporters
+        if not is_explained and _begins_failure(code, evidence):
+            return True
+    return bool(_ranks_that_left(evidence)) or _is_first_lost_without_words(evidence)
+
+
+def _begins_failure(code: int, evidence: RunEvidence) -> bool:
+    """Whether a rank with this exit code ended by itself, or by a signal that its launcher did not send.
+
+    A shell says 128 + N of a program that signal N ended, and SIGABRT is what NCCL's watchdog ends a rank by.
+    """
+    if code > 0:
+        return code != _SHELL_SIGNAL_CODE + signal.SIGABRT
+    return _is_first_cause(code) and not evidence.reports.launcher_killed
+
+
+def _reporters(evidence: RunEvidence) -> frozenset[int]:
+    """Return the ranks that printed a failure of a GPU or of NCCL."""
+    return frozenset().union(*(failure.reporters for failure in evidence.gpu_failures))
+
+
+def _is_of_gpu(error: ErrorLine | None) -> bool:
+    """Whether an exception is a failure of a GPU or of NCCL."""
+    return error is not None and bool(gpu_failures(error.message))
+
+
+def _is_first_lost_without_words(evidence: RunEvidence) -> bool:
+    """Whether the rank that was lost first printed no failure, though others did, and was lost clearly before them."""
+    reporters = _reporters(evidence)
+    lost_ranks = _lost_ranks(evidence)
+    lost_reporters = [lost for lost in lost_ranks if lost.rank in reporters]
+    if not lost_reporters:
+        return False
+    return lost_reporters[0].lost_seconds - lost_ranks[0].lost_seconds > _SAME_TIME_SECONDS
+
+
+def _error_of(rank: int | None, evidence: RunEvidence) -> ErrorLine | None:
+    """Return the exception that a rank recorded; None where it recorded none, or there is no such rank."""
+    return next((record.error for record in evidence.ranks if record.rank == rank), None)
 
 
 class _LostRank(NamedTuple):
@@ -232,15 +305,20 @@ def _judge_silent_rank(evidence: RunEvidence) -> RunVerdict | None:
     for rank, code in evidence.codes:
         if _is_first_cause(code) and rank not in evidence.ranks_with_an_end:
             return _verdict_on_signal(rank, -code, evidence)
-    if not evidence.reports.lists_all_failures:
-        return None
-    # torchrun lists every rank that failed or that it then ended: the others left by themselves.
-    listed_ranks = {rank for rank, _ in evidence.codes}
-    left_early = set(range(evidence.world_size)) - evidence.ranks_with_an_end - listed_ranks
+    left_early = _ranks_that_left(evidence)
     if not left_early:
         return None
     first = min(left_early)
     return RunVerdict("failed", f"rank {first} ended with exit code 0 before its work was done", first, evidence.tail)
+
+
+def _ranks_that_left(evidence: RunEvidence) -> set[int]:
+    """Return the ranks that left with exit code 0 before their work was done, as far as a launcher's list shows it."""
+    if not evidence.reports.lists_all_failures:
+        return set()
+    # torchrun lists every rank that failed or that it then ended: the others left by themselves.
+    listed_ranks = {rank for rank, _ in evidence.codes}
+    return set(range(evidence.world_size)) - evidence.ranks_with_an_end - listed_ranks
 
 
 def _kernel_out_of_memory(evidence: RunEvidence) -> bool:
@@ -377,22 +455,55 @@ def _judge_stopped_run(evidence: RunEvidence) -> RunVerdict | None:
     if ending.stopped != "hang":
         return None
     silence = f"no rank recorded anything for {ending.limit_seconds:g} s"
-    guilty = _guilty_of_hang(evidence)
+    if evidence.gpu_failures:
+        failure = evidence.gpu_failures[0]
+        reason = f"{silence}, after a failure: {failure.sentence}"
+        return RunVerdict(
+            "hang", reason, failure.rank, _stack_or_log(evidence, failure.rank or 0), transient=failure.is_transient
+        )
+    unresponsive = _unresponsive_ranks(evidence)
+    findings = recorder_findings(evidence.folder, evidence.world_size)
+    if findings.cause is not None and not unresponsive:
+        return _verdict_on_collectives(silence, findings.cause, evidence)
+    guilty = unresponsive or ranks_waited_for(ending.statuses)
     if not guilty:
         last_signs = "; ".join(f"rank {record.rank}: {record.last_sign}" for record in evidence.ranks[:_MOST_LISTED])
         return RunVerdict(
             "hang", f"{silence} ({last_signs or 'no rank had started'})", detail=_stack_or_log(evidence, 0)
         )
     reason = f"{silence}: {_state_of_guilty(guilty, evidence)}"
+    if _is_on_gpus(evidence) and not unresponsive:
+        reason += f". That is where its host stands, and a GPU may be steps behind its host: {findings.unavailable}"
     return RunVerdict("hang", reason, guilty[0], _stack_or_log(evidence, guilty[0]))
 
 
-def _guilty_of_hang(evidence: RunEvidence) -> list[int]:
-    """Return the ranks that are stopped; else those that alone give no sign of life; else those that are behind."""
+def _verdict_on_collectives(silence: str, cause: HangCause, evidence: RunEvidence) -> RunVerdict:
+    """Return the verdict on a hang whose cause the collectives show. Args: silence: how long the ranks were silent."""
+    reason = f"{silence}: {cause.sentence}"
+    if not cause.ranks:
+        return RunVerdict("hang", reason, detail=_stack_or_log(evidence, 0))
+    first = cause.ranks[0]
+    status = evidence.ending.statuses.get(first)
+    if status is not None:
+        subject = "it" if len(cause.ranks) == 1 else f"rank {first}"
+        reason += f"; {subject} stands in {position_in_words(status)}"
+    return RunVerdict("hang", reason, first, _stack_or_log(evidence, first))
+
+
+def _unresponsive_ranks(evidence: RunEvidence) -> list[int]:
+    """Return the ranks that are stopped; else those that alone give no sign of life."""
     ending = evidence.ending
     if ending.stopped_ranks:
         return sorted(ending.stopped_ranks)
-    return starved_ranks(ending.statuses, ending.seen_seconds) or ranks_waited_for(ending.statuses)
+    return starved_ranks(ending.statuses, ending.seen_seconds)
+
+
+def _is_on_gpus(evidence: RunEvidence) -> bool:
+    """Whether any rank of a run recorded that it computes on a GPU."""
+    for record in evidence.ranks:
+        if isinstance(record, RankRecord) and record.start is not None:
+            return record.start.environment.device.type == "cuda"
+    return False
 
 
 def _state_of_guilty(guilty: Sequence[int], evidence: RunEvidence) -> str:
@@ -498,6 +609,7 @@ def _verdict_on_unfinished_ranks(evidence: RunEvidence) -> RunVerdict:
 JUDGES: tuple[Callable[[RunEvidence], RunVerdict | None], ...] = (
     _judge_lost_host,
     _judge_killed_launcher,
+    _judge_gpu_failure,
     _judge_lost_rank,
     _judge_silent_rank,
     _judge_recorded_errors,

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 from vitscale.base.files import open_regular
 from vitscale.processes.heartbeat_server import RankStatus
+from vitscale.runner.gpu_failures import GpuFailure, gpu_failures
 from vitscale.store.checks import CheckedRank
 from vitscale.store.records import ErrorLine, RankRecord
 from vitscale.store.results import OutcomeKind
@@ -137,6 +138,7 @@ def _unreached_host(match: re.Match[str]) -> UnreachedHost:
 
 
 _LOG_TAIL_BYTES = 64_000
+_WATCHDOG_LOG_BYTES = 4_000_000
 # What a rank raises because another is gone, in gloo's and NCCL's words for a connection that ended.
 _LOST_PEER = re.compile(
     r"gloo/transport|connection (closed|reset|refused)|broken pipe|ncclRemoteError|remote process exited", re.IGNORECASE
@@ -210,6 +212,19 @@ class RunEvidence:
         return log_tail(self.folder / "log.txt")
 
     @cached_property
+    def gpu_failures(self) -> tuple[GpuFailure, ...]:
+        """Failures of GPUs and of NCCL that ranks printed, or recorded as exceptions; the cause of others comes first.
+
+        Many ranks' watchdogs print long stacks after the first words, so that these are searched for far back.
+        """
+        failures = gpu_failures(log_tail(self.folder / "log.txt", _WATCHDOG_LOG_BYTES))
+        for record in self.ranks:
+            if record.error is not None:
+                message = f"[rank{record.rank}]: {record.error.message}"
+                failures += gpu_failures(message)
+        return tuple(sorted(failures, key=lambda failure: failure.kind))
+
+    @cached_property
     def reports(self) -> Reports:
         """What launchers say in `tail` about ranks that failed."""
         return read_reports(self.tail)
@@ -267,12 +282,12 @@ def has_own_error(record: RankEnd) -> bool:
     return record.error is not None and not is_about_lost_peer(record.error)
 
 
-def log_tail(log: Path) -> str:
-    """Return the last 64,000 bytes of what launcher and ranks printed; empty where the file cannot be read."""
+def log_tail(log: Path, most_bytes: int = _LOG_TAIL_BYTES) -> str:
+    """Return the last `most_bytes` of what launcher and ranks printed; empty where the file cannot be read."""
     try:
         with open_regular(log) as file:
             file.seek(0, 2)
-            file.seek(max(0, file.tell() - _LOG_TAIL_BYTES))
+            file.seek(max(0, file.tell() - most_bytes))
             return file.read().decode("utf-8", errors="replace")
     except OSError:
         return ""

@@ -30,7 +30,7 @@ from vitscale.machine.hosts import Host, can_bind, is_this_machine
 from vitscale.present.units import counted
 from vitscale.processes import launch_file
 from vitscale.processes.heartbeat_server import HeartbeatServer
-from vitscale.processes.launch_file import LIBRARY_SETTINGS, LaunchFile
+from vitscale.processes.launch_file import LIBRARY_PATH, LIBRARY_SETTINGS, LaunchFile
 from vitscale.runner.classify import outcome_of
 from vitscale.runner.evidence import RunEvidence
 from vitscale.runner.watch import longest_silence_seconds, watch
@@ -42,7 +42,7 @@ from vitscale.store.results import Outcome, OutcomeKind, RunHeader, StudyRecord
 from vitscale.study.sections import LaunchSection, MeasureSection, SlurmSection
 from vitscale.trial.trial import DeviceName, Trial, World
 
-_PASSED_ON_PREFIXES = (*LIBRARY_SETTINGS, "HF_", "VITSCALE_")
+_PASSED_ON_PREFIXES = (*LIBRARY_SETTINGS, LIBRARY_PATH, "HF_", "VITSCALE_")
 """Prefixes of the variables that a user sets for all ranks."""
 _VARIABLES_NOT_PASSED_ON = ("CUDA_VISIBLE_DEVICES", launch_file.TOKEN_VARIABLE, launch_file.COMPLETE_VARIABLE)
 """Variables that ranks do not inherit: which GPUs are free differs from host to host, and each run has its token."""

@@ -16,6 +16,7 @@ from vitscale.processes.heartbeat import BEAT_SECONDS, COMPILING, STARTING
 from vitscale.processes.heartbeat_server import RankStatus
 from vitscale.runner.evidence import Ending, Stop, last_words, log_tail
 from vitscale.schedulers import Job
+from vitscale.store.recorder_dumps import dump_path
 
 _PHASES = ("start-up", "data", "h2d", "script", "forward", "backward", "bubble", "optimizer")
 """Phases in the order in which a step goes through them."""
@@ -118,6 +119,8 @@ _POLL_SECONDS = 0.1
 """Time from one look at a run to the next."""
 _STACK_SECONDS = 1.0
 """Time that the ranks of a run that hangs have to write down their stacks."""
+_RECORDER_SECONDS = 4.0
+"""Longest time that they have for their collectives too: torch takes 50 us for each of up to 16,384 entries."""
 LOST_SECONDS = 10.0
 """Seconds that a launcher has to notice by itself that a rank is gone, and to say how."""
 
@@ -258,6 +261,11 @@ class _SignsOfLife:
         self._last_sign_seconds = time.monotonic()
 
     @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self._counter.folder
+
+    @property
     def steps(self) -> int:
         """The steps that rank 0 has recorded."""
         return self._counter.steps
@@ -306,15 +314,25 @@ def _wait_for_end(
         limit = _reached_limit(job, statuses, now_seconds, limits, silent_seconds=silent_seconds)
         if limit is not None:
             if limit.stop == "hang":
-                _let_ranks_write_stacks(job)
+                _let_ranks_write_stacks(job, signs.folder, statuses)
             return limit
     return None
 
 
-def _let_ranks_write_stacks(job: Job) -> None:
-    """Ask all ranks to write down where they stand, for the outcome of a run that hangs, and give them time for it."""
+def _let_ranks_write_stacks(job: Job, folder: Path, statuses: Mapping[int, RankStatus]) -> None:
+    """Ask all ranks to write down where they stand, for the outcome of a run that hangs, and give them time for it.
+
+    A rank that cannot answer delays the others by `_RECORDER_SECONDS` at most, and one that is stopped does not.
+    """
     job.heartbeats.ask_for_stacks()
-    time.sleep(_STACK_SECONDS)  # for all together: a rank that cannot answer does not delay the others
+    asked_seconds = time.monotonic()
+    time.sleep(_STACK_SECONDS)
+    silent = {*_stopped_ranks(statuses), *starved_ranks(statuses, asked_seconds)}
+    asked = [rank for rank, status in statuses.items() if status.ended_seconds is None and rank not in silent]
+    while time.monotonic() - asked_seconds < _RECORDER_SECONDS:
+        if all(dump_path(folder, rank).exists() for rank in asked):
+            return
+        time.sleep(_POLL_SECONDS)
 
 
 def _reached_limit(

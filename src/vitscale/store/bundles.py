@@ -39,7 +39,7 @@ _TOP_FOLDER = "vitscale-bundle"
 _MEMBER_NAME = re.compile(
     r"(?:study|manifest|answer)\.json|packs/\d{6}-[0-9a-f]{16}\.parquet|checks/[\w-]{1,80}\.json"
     r"|runs/[0-9a-f]{12}-r\d{1,6}-a\d{1,6}"
-    r"(?:/(?:trial\.json|outcome\.json|rank-\d{1,6}\.jsonl|log\.txt|stack-rank-\d{1,6}\.txt"
+    r"(?:/(?:trial\.json|outcome\.json|rank-\d{1,6}\.jsonl|log\.txt|stack-rank-\d{1,6}\.txt|recorder-rank-\d{1,6}\.json"
     r"|trace-rank-\d{1,6}-block-\d{1,6}\.json\.gz))?",
     re.ASCII,
 )

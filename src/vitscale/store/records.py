@@ -88,7 +88,10 @@ class Environment(Record):
     versions: dict[str, str | None]
     backend: str | None
     settings: dict[str, str]
-    """NCCL_*, GLOO_*, OMP_*, CUDA_*, TORCH_* and similar variables that were set."""
+    """NCCL_*, GLOO_*, FI_*, UCX_*, OMP_*, CUDA_*, TORCH_* and similar variables that were set, and LD_LIBRARY_PATH.
+
+    On a GPU the settings in NCCL's files (/etc/nccl.conf, ~/.nccl.conf) too, where no variable replaces them.
+    """
     numa_nodes: tuple[int, ...] | None = None
     """The memory nodes of `cores_allowed`; null where the kernel does not tell."""
     git_revision: str | None

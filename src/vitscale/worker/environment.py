@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from vitscale.base.files import open_regular
 from vitscale.base.secret_names import is_secret_name
 from vitscale.engines.packages import installed_versions
 from vitscale.machine.cores import cpu_facts, numa_nodes, physical_cores
@@ -18,14 +19,20 @@ from vitscale.machine.hardware import cpu_quota_cores
 from vitscale.probes.host import infiniband_ports, kernel_text
 from vitscale.probes.matmul import tf32_allowed
 from vitscale.probes.resources import gpu_uuid
-from vitscale.processes.launch_file import LIBRARY_SETTINGS
+from vitscale.processes.launch_file import LIBRARY_PATH, LIBRARY_SETTINGS, NETWORK_SETTINGS
 from vitscale.store.records import FORMAT, DeviceRecord, Environment, GpuSettings, StartLine
 from vitscale.store.results import RunHeader
 from vitscale.worker.git_revision import git_revision
 from vitscale.worker.rank_process import RankInfo
 
-_RECORDED_PREFIXES = (*LIBRARY_SETTINGS, "HF_HUB_OFFLINE")
+_RECORDED_PREFIXES = (*LIBRARY_SETTINGS, LIBRARY_PATH, "HF_HUB_OFFLINE")
 """Beginnings of the names of variables that are recorded."""
+_HOST_NCCL_FILE = Path("/etc/nccl.conf")
+_USER_NCCL_FILE = ".nccl.conf"
+"""In the home folder, unless NCCL_CONF_FILE names another one."""
+_LARGEST_NCCL_FILE_BYTES = 65_536
+_MOST_VALUE_CHARACTERS = 1_023
+"""Longest value that NCCL reads from a file."""
 _CPUS = Path("/sys/devices/system/cpu")
 _ADAPTERS = Path("/sys/class/infiniband")
 _SYSTEM_BY_JOB_VARIABLE = {"SLURM_JOB_ID": "slurm", "PBS_JOBID": "pbs", "LSB_JOBID": "lsf"}
@@ -64,7 +71,7 @@ def environment(
         # Its software.
         versions=_software_versions(device, engines),
         backend=backend,
-        settings=recorded_settings(os.environ),
+        settings=_all_settings(device, os.environ),
         git_revision=git_revision(Path.cwd()) if with_revision else None,
     )
 
@@ -102,6 +109,59 @@ def recorded_settings(variables: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables by which libraries are set, sorted by name, without those whose names suggest a secret."""
     names = sorted(name for name in variables if name.startswith(_RECORDED_PREFIXES) and not is_secret_name(name))
     return {name: variables[name] for name in names}
+
+
+def _all_settings(device: torch.device, variables: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables by which libraries are set and, on a GPU, the settings of NCCL's files, sorted by name."""
+    settings = recorded_settings(variables)
+    if device.type == "cuda":
+        settings = nccl_file_settings(variables) | settings
+    return dict(sorted(settings.items()))
+
+
+def nccl_file_settings(variables: Mapping[str, str], host_file: Path = _HOST_NCCL_FILE) -> dict[str, str]:
+    """Returns the settings in the files that NCCL reads as it starts, without those that a variable replaces.
+
+    These are the user's file and then the host's, each line NAME=VALUE; the first file with a name counts (NCCL:
+    src/misc/param.cc). Names that are no setting of the network are left out, and so are those that suggest a secret.
+
+    Args:
+        variables: this process's; NCCL_CONF_FILE names the user's file, and HOME is where it lies otherwise.
+        host_file: the host's file.
+    """
+    settings: dict[str, str] = {}
+    for path in (_user_nccl_file(variables), host_file):
+        if path is not None:
+            settings = _settings_in(path) | settings
+    return {name: value for name, value in settings.items() if name not in variables}
+
+
+def _user_nccl_file(variables: Mapping[str, str]) -> Path | None:
+    """Returns the user's file of settings of NCCL; None where there is no home folder."""
+    named = variables.get("NCCL_CONF_FILE")
+    if named:
+        return Path(named)
+    home = variables.get("HOME")
+    return Path(home) / _USER_NCCL_FILE if home else None
+
+
+def _settings_in(path: Path) -> dict[str, str]:
+    """Returns the network's settings in one of NCCL's files; of lines with the same name the first one counts.
+
+    Empty where the file cannot be read.
+    """
+    try:
+        with open_regular(path, largest_bytes=_LARGEST_NCCL_FILE_BYTES) as file:
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return {}
+    settings: dict[str, str] = {}
+    for line in text.splitlines():
+        name, separator, value = line.partition("=")
+        is_setting = bool(separator) and name.startswith(NETWORK_SETTINGS) and not is_secret_name(name)
+        if is_setting:
+            settings.setdefault(name, value[:_MOST_VALUE_CHARACTERS])
+    return settings
 
 
 def allocation(variables: Mapping[str, str]) -> str | None:

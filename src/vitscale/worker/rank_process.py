@@ -11,6 +11,7 @@ import errno
 import faulthandler
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from vitscale.processes.parent_death import end_with_parent
 from vitscale.store import DISK_FULL_ERRORS, RankLog, is_full
 from vitscale.store.records import EndLine, ErrorLine
 from vitscale.trial.trial import DeviceName, World
+from vitscale.worker.recorder_dump import write_recorder_dump
 
 
 @dataclass(frozen=True)
@@ -228,6 +230,8 @@ def _begin_heartbeat(launch: LaunchFile | None, rank: int, folder: Path) -> Hear
     def dump_stacks() -> None:
         with contextlib.suppress(OSError), stacks.open("w") as file:
             faulthandler.dump_traceback(file)
+        # On a thread of its own: where torch's recorder does not answer, the heartbeat goes on.
+        threading.Thread(target=write_recorder_dump, args=(folder, rank), daemon=True).start()
 
     try:
         return Heartbeat(launch, f"rank {rank}", PROGRESS, dump_stacks)

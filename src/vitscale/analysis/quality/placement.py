@@ -334,7 +334,7 @@ def surroundings_changed(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     if len(single_hosts) > 1:
         changed.append("host")
     if len(settings) > 1:
-        changed.append("NCCL or gloo settings")
+        changed.append("settings of NCCL, gloo or the network")
     if len(revisions) > 1:
         changed.append("git revision of the working directory")
     if changed:

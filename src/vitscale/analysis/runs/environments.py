@@ -9,15 +9,16 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from vitscale.present.units import counted
+from vitscale.processes.launch_file import LIBRARY_PATH, NETWORK_SETTINGS
 from vitscale.store.records import Environment, RankRecord
 from vitscale.store.results import Run
 
-_TRANSPORT_SETTINGS = ("NCCL_", "GLOO_", "TORCH_NCCL_")
+_TRANSPORT_SETTINGS = (*NETWORK_SETTINGS, "TORCH_NCCL_")
 """Beginnings of the environment variables that set the transport."""
-_COMPARED_SETTINGS = ("NCCL_", "GLOO_")
+_COMPARED_SETTINGS = (*NETWORK_SETTINGS, LIBRARY_PATH)
 """Beginnings of those that must agree. TORCH_NCCL_ settings are reported, but need not: launchers set some themselves
 (torchrun, for each rank)."""
-_LOGGING_SETTINGS = ("NCCL_DEBUG",)
+_LOGGING_SETTINGS = ("NCCL_DEBUG", "FI_LOG_", "UCX_LOG_", "SHARP_COLL_LOG_")
 """Beginnings of settings that only say what is logged, and need not agree."""
 
 
@@ -34,7 +35,7 @@ class RunEnvironment:
     versions: tuple[tuple[str, str], ...]
     """Library and version, for libraries that were there."""
     settings: tuple[tuple[str, str], ...]
-    """Settings of the transport (NCCL, gloo) that were set."""
+    """Settings of the transport (NCCL, gloo, their plug-ins) that were set, by variable or in a file of NCCL."""
     git_revision: str | None
     hardware: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Settings and links of hosts and GPUs: name and different values; without those that no rank recorded."""
@@ -106,7 +107,7 @@ def _run_environment(ranks: Sequence[Environment], clock: float | None) -> RunEn
     settings = set()
     for rank in ranks:
         versions |= {(library, version) for library, version in rank.versions.items() if version is not None}
-        settings |= {(name, value) for name, value in rank.settings.items() if name.startswith(_TRANSPORT_SETTINGS)}
+        settings |= _transport_settings(rank)
     return RunEnvironment(
         hosts=hosts,
         devices=_unique(rank.device.name for rank in ranks),
@@ -118,6 +119,16 @@ def _run_environment(ranks: Sequence[Environment], clock: float | None) -> RunEn
         hardware=tuple(hardware),
         unheld_sm_clock_mhz=clock,
     )
+
+
+def _transport_settings(rank: Environment) -> set[tuple[str, str]]:
+    """Return (name, value) of the settings of a rank's transport.
+
+    On a GPU the search path for libraries is one: NCCL finds its plug-in for a network by it, and where it finds none
+    it takes sockets without a word. gloo has no plug-ins.
+    """
+    prefixes = (*_TRANSPORT_SETTINGS, LIBRARY_PATH) if rank.device.type == "cuda" else _TRANSPORT_SETTINGS
+    return {(name, value) for name, value in rank.settings.items() if name.startswith(prefixes)}
 
 
 def _gpu_setting(name: str) -> Callable[[Environment], Any]:
@@ -354,11 +365,12 @@ def off_their_gpus_node(run: Run) -> tuple[int, ...]:
 
 
 def _compared_transport(run: RunEnvironment) -> dict[str, str]:
-    """Return the settings of the transport that must agree: name -> value."""
-    compared = {}
+    """Return the settings of the transport that must agree: name -> value, or "1 and 2" where its ranks differ."""
+    compared: dict[str, str] = {}
     for name, value in run.settings:
         if name.startswith(_COMPARED_SETTINGS) and not name.startswith(_LOGGING_SETTINGS):
-            compared[name] = value
+            # Hosts of a run may differ: then all values count, in their order.
+            compared[name] = f"{compared[name]} and {value}" if name in compared else value
     return compared
 
 

@@ -14,9 +14,10 @@ from the rank that saw it first. With the ends as each rank saw them, a thread t
 longer and the next one shorter, and the minimum keeps the shorter ones. On all ranks the transfer lasts until the last
 rank has left: one that left before, and meets the next collective first, waits for what still travels and for nobody's
 work. (At 300 Mbit/s the end of a norm's exchange was 40 ms late on one rank now and then, and both ranks seemed to wait
-for one another.) Wait and transfer that fall into the rank's idle time are exposed. All this holds for collectives in
-which everybody waits for everybody. It does not hold for rooted ones: their time is transfer where it is short, else
-nothing can be told apart.
+for one another.) A rank that always leaves first, as the root of a tree, cannot be told from one whose clock is ahead:
+its wait and its wire, and those of the others, are then wrong by its lead at most. Wait and transfer that fall into the
+rank's idle time are exposed. All this holds for collectives in which everybody waits for everybody. It does not hold
+for rooted ones: their time is transfer where it is short, else nothing can be told apart.
 
 `lanes` gives the parts of a breakdown as intervals, which show what a rank did at each moment of an explained step.
 """

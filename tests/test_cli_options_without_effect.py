@@ -226,7 +226,7 @@ def test_advise_says_what_named_parameters_brought_in_as_predict_does(call: Call
     assert advice["taken_as_measured"].endswith(brought_in)
 
 
-def test_two_options_without_effect_for_one_reason_share_a_sentence_on_the_terminal(
+def test_on_the_terminal_an_option_without_effect_has_its_reason_and_one_that_is_taken_is_named(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["advise", str(folders["table"]), "--epochs", "3", "--images", "50000", "--nodes-of", "4"]
@@ -235,7 +235,8 @@ def test_two_options_without_effect_for_one_reason_share_a_sentence_on_the_termi
     with pytest.raises(SystemExit):
         cli.main()
     text = " ".join(capsys.readouterr().out.split())
-    assert "- --network 100GbE and --parameters 110M change nothing: what is sent is unknown (to tell it: " in text
+    assert "- --network 100GbE changes nothing: what is sent is unknown (to tell it: " in text
+    assert "Taken for what was measured, which the import does not tell: 110,000,000 parameters" in text
     assert text.count("what is sent is unknown") == 1
 
 

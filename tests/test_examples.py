@@ -323,8 +323,8 @@ def test_the_whole_example_is_planned(tmp_path: Path) -> None:
         ("none", None), ("ddp", None), ("fsdp2", None), ("deepspeed", None),
         ("accelerate", "ddp"), ("accelerate", "deepspeed"),
     }  # fmt: skip
-    forecasts = {t["resolved"]["train"]["offload"] for t in trials if t["memory_bytes"] is None}
-    assert forecasts == {"optimizer", "parameters"}
+    without_forecast = [t["name"] for t in trials if t["memory_bytes"] is None]
+    assert without_forecast == []  # those that offload among them
 
 
 def test_every_engine_that_runs_on_cpu_computes_the_same(engines: Path) -> None:

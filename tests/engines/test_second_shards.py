@@ -35,13 +35,10 @@ RELEASED = of_file(max_live_parameters=0, max_reuse_distance=0, param_persistenc
 """Each weight is gathered twice in a micro-step, and none is kept."""
 KEPT = of_file(param_persistence_threshold=1500)
 """Small weights stay, and large ones from forward to backward. Large are the MLPs' matrices and the patches'."""
-AHEAD = of_file(max_reuse_distance=0, param_persistence_threshold=0, prefetch_bucket_size=3000)
-"""Fetches hold weights of forward and of backward."""
 TRAINED: dict[str, Train] = {
     "hpz 2 released adamw-clipped": {"hpz": 2} | RELEASED,
     "hpz 2 released sgd-clipped-3": {"hpz": 2} | RELEASED,
     "hpz 2 kept sgd-clipped-3": {"hpz": 2} | KEPT,
-    "hpz 2 ahead sgd-clipped-3": {"hpz": 2} | AHEAD,
     "hpz 8 kept sgd-clipped-3": {"hpz": 8} | KEPT,
     "plain released adamw-clipped": RELEASED,
 }
@@ -189,6 +186,20 @@ def test_only_the_first_gather_of_a_step_goes_over_all_ranks(four: dict[str, Cur
 def test_arithmetic_says_what_second_shards_send(four: dict[str, Curve], name: str) -> None:
     fields = TRAINED[name] if name in TRAINED else TRAINED["hpz 2 kept sgd-clipped-3"] | {"precision": "bf16"}
     assert counted(four[name]) == planned(trial_of(train_of(name, fields)))
+
+
+@pytest.mark.parametrize("prefetch_bucket", [0, 1000, 3000, 6000, 50_000])
+@pytest.mark.parametrize("grad_accum", [1, 3])
+def test_a_step_gathers_as_much_as_without_and_each_weight_once_over_all(prefetch_bucket: int, grad_accum: int) -> None:
+    """With weights of forward and of backward in one fetch too."""
+    released = of_file(max_reuse_distance=0, param_persistence_threshold=0, prefetch_bucket_size=prefetch_bucket)
+    fields = {"engine": "deepspeed", "zero_stage": 3, "grad_accum": grad_accum} | released
+    plain, own = planned(trial_of(fields)), planned(trial_of(fields | {"hpz": 2}))
+    assert own["all_gather", 4, "bytes"] == 4 * PADDED
+    assert own["all_gather", 4, "bytes"] + own["all_gather", 2, "bytes"] == plain["all_gather", 4, "bytes"]
+    assert {kind: own[kind] for kind in own if kind[0] != "all_gather"} == {
+        kind: plain[kind] for kind in plain if kind[0] != "all_gather"
+    }
 
 
 def test_a_file_of_deepspeeds_own_sends_the_same() -> None:

@@ -12,9 +12,9 @@ from vitscale.base.arrays import FloatArray
 StepPhase = Literal["forward", "backward", "after"]
 RankGroup = Literal["replicas", "sharding", "replication", "second shard", "tensor", "sequence", "pipeline", "all"]
 """Who exchanges: ranks that hold the same of a model (data x sequence; all ranks where each has its own model); the
-ranks of them that make one replica, or that have one shard of all replicas (`trial.parallel`); those that share a second
-shard of the weights (`EngineFacts.second_shard_ranks`); those along one axis of the ranks that share a model; or all
-ranks."""
+ranks of them that make one replica, or that have one shard of all replicas (`trial.parallel`); those that share a
+second shard of the weights (`EngineFacts.second_shard_ranks`); those along one axis of the ranks that share a model; or
+all ranks."""
 MicroSteps = Literal["all", "first", "later", "last"]
 """The micro-steps of an optimizer step: all of them, the first or the last alone, or all but the first."""
 MessageKind = tuple[str, float, RankGroup, int | None]

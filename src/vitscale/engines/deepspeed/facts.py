@@ -54,8 +54,8 @@ def _stage_refusals(train: TrainSpec) -> Iterator[Refusal]:
         )
     if train.hpz > 1 and stage != 3:
         yield Refusal(
-            f"train.hpz = {train.hpz} needs zero_stage = 3, and this is {stage}: below it every rank has whole weights, "
-            "and gathers none in forward",
+            f"train.hpz = {train.hpz} needs zero_stage = 3, and this is {stage}: below it every rank has whole "
+            "weights, and gathers none in forward",
             "Or remove hpz",
             valid=("zero_stage = 3", "hpz = 1"),
         )

@@ -183,9 +183,9 @@ def _gathers_with_second_shard(
     """Return all-gathers under hpZ, where only a weight's first gather in an optimizer step goes over all ranks.
 
     Its second shard is made when it is released after that, and is dropped at the end of the step
-    (`_partition_param_sec` in runtime/zero/partition_parameters.py, `invalidate_secondary_tensor` in stage3.py). A fetch
-    of some weights that have one and of others that have none is two gathers, the former first (`__all_gather_params_`
-    in partitioned_param_coordinator.py).
+    (`_partition_param_sec` in runtime/zero/partition_parameters.py, `invalidate_secondary_tensor` in stage3.py). A
+    fetch of some weights that have one and of others that have none is two gathers, the former first
+    (`__all_gather_params_` in partitioned_param_coordinator.py).
     """
     gathered_before: set[TensorKey] = set()
     weight_gathers = []

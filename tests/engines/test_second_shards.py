@@ -12,6 +12,7 @@ import pytest
 from engines.curves import GLOBAL_BATCH, MODEL, Curve, Job, largest_difference, train
 from engines.jobs import ADAMW, CLIPPED, SGD, Train
 from forks import prepared_here
+from vitscale.engines.checks import exchanges_in_groups
 from vitscale.engines.deepspeed.facts import FACTS
 from vitscale.prediction.step.messages import messages
 from vitscale.trial.model_cost import parameters
@@ -200,6 +201,11 @@ def test_a_step_gathers_as_much_as_without_and_each_weight_once_over_all(prefetc
     assert {kind: own[kind] for kind in own if kind[0] != "all_gather"} == {
         kind: plain[kind] for kind in plain if kind[0] != "all_gather"
     }
+
+
+@pytest.mark.parametrize(("hpz", "in_groups"), [(1, False), (2, True), (4, False), (8, False)])
+def test_waiting_is_told_from_transfer_where_all_ranks_exchange_together(hpz: int, in_groups: bool) -> None:
+    assert exchanges_in_groups(trial_of({"engine": "deepspeed", "zero_stage": 3, "hpz": hpz})) is in_groups
 
 
 def test_a_file_of_deepspeeds_own_sends_the_same() -> None:

@@ -94,6 +94,12 @@ def exchanges_unknown(trial: Trial) -> str:
     return f"{trial.train.wrapper} exchanges once in {steps} steps, and single steps were counted"
 
 
+def exchanges_in_groups(trial: Trial) -> bool:
+    """Whether some exchanges involve only a part of the ranks, so that not all ranks leave one together."""
+    second_shard_ranks = wrapper_facts(trial.train).second_shard_ranks(trial.train)
+    return trial.layout.exchanges_in_groups or 1 < second_shard_ranks < trial.world.size
+
+
 def computation(trial: Trial) -> str:
     """Return the name of what a trial computes: only trials with the same name train the same.
 

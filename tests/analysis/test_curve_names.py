@@ -94,6 +94,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "micro_batch": st.integers(1, 1000),
     "bucket_mib": st.integers(1, 1000),
     "gather_bucket_mib": st.integers(1, 1000),
+    "hpz": st.integers(1, 1000),
     "learning_rate": st.floats(1e-6, 1.0),
     "compile_mode": st.sampled_from(get_args(CompileMode)),
     "rank_speeds": st.lists(st.floats(1e-6, 1000.0), min_size=1, max_size=5),

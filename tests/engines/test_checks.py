@@ -59,6 +59,9 @@ def test_what_every_engine_can_do_on_cpu(engine: str, precision: str, optimizer:
         ("deepspeed", {"zero_stage": 1, "overlap_comm": True, "bucket_mib": 4}),
         ("deepspeed", {"zero_stage": 3, "gather_bucket_mib": 4}),
         ("deepspeed", {"zero_stage": 1, "gather_bucket_mib": 4}),  # `plan` says that it has no effect
+        ("deepspeed", {"zero_stage": 3, "hpz": 8}),
+        ("deepspeed", {"zero_stage": 2, "hpz": 1}),
+        ("accelerate", {"accelerate_backend": "deepspeed", "zero_stage": 3, "hpz": 8}),
         ("deepspeed", {"zero_stage": 1, "offload": "optimizer"}),
         ("deepspeed", {"zero_stage": 3, "gradient_dtype": "bf16"}),
         ("deepspeed", {"zero_stage": 0, "precision": "bf16", "gradient_dtype": "bf16"}),
@@ -96,6 +99,8 @@ def test_an_option_goes_with_the_engines_that_have_it(engine: str, changes: dict
         ("deepspeed", {"offload": "optimizer"}, "offload = 'optimizer' has no effect under DeepSpeed at zero_stage"),
         ("deepspeed", {"overlap_comm": True}, "overlap_comm = True has no effect under DeepSpeed at zero_stage = 0"),
         ("deepspeed", {"offload": "parameters", "zero_stage": 2}, "needs zero_stage = 3, and this is 2"),
+        ("deepspeed", {"hpz": 8, "zero_stage": 2}, "and gathers none in forward. Valid: zero_stage = 3, hpz = 1."),
+        ("fsdp2", {"hpz": 8}, "hpz = 8 has no meaning under train.engine = 'fsdp2'. Remove it, or set engine"),
         ("fsdp2", {"offload": "optimizer"}, "offloads weights, gradients and optimizer together"),
         ("fsdp2", {"offload": "parameters"}, "has no meaning under FSDP2 on the CPU"),
         ("accelerate", {"accelerate_backend": "fsdp2"}, "on CPU Accelerate drops its FSDP plugin without a word"),
@@ -120,6 +125,35 @@ def test_an_option_goes_with_the_engines_that_have_it(engine: str, changes: dict
 )  # fmt: skip
 def test_what_cannot_be_is_refused_with_its_reason(engine: str, changes: dict[str, Any], said: str) -> None:
     assert said in refusal(engine, **changes)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8, 12])
+def test_ranks_of_one_group_or_of_equal_groups_take_hpz(ranks: int) -> None:
+    """As DeepSpeed makes groups: of all ranks where there are fewer than asked for."""
+    checks.check_ranks(train("deepspeed", zero_stage=3, hpz=4), ranks)
+
+
+@pytest.mark.parametrize(
+    ("fields", "ranks", "said"),
+    [
+        (
+            {"hpz": 4}, 6,
+            "train.hpz = 4 does not divide 6 ranks: groups that share a second copy of the weights have equally many. "
+            "Valid: hpz = 3 or 6. Set it, or take 4 or 8 ranks",
+        ),
+        ({"hpz": 5}, 7, "Valid: hpz = 1 or 7. Set it, or take 5 or 10 ranks"),
+        (
+            {"deepspeed_config": {"zero_optimization": {"zero_hpz_partition_size": 4}}}, 6,
+            "zero_hpz_partition_size = 4 in the DeepSpeed configuration does not divide 6 ranks",
+        ),
+    ],
+)  # fmt: skip
+def test_unequal_groups_are_refused_with_what_divides(fields: dict[str, Any], ranks: int, said: str) -> None:
+    uneven = train("deepspeed", zero_stage=3, **fields)
+    with pytest.raises(RequestError) as caught:
+        checks.check_ranks(uneven, ranks)
+    assert said in str(caught.value)
+    assert not checks.takes_ranks(uneven, ranks)
 
 
 def test_megatron_asks_for_its_package_where_there_is_a_gpu() -> None:

@@ -46,6 +46,7 @@ def test_deepspeed_is_told_the_mean_of_unequal_shares_so_that_its_batch_sizes_cl
             {"reduce_bucket_size": 2**20},
         ),
         ({"zero_stage": 3, "gather_bucket_mib": 4}, {"stage3_prefetch_bucket_size": 2**20}),
+        ({"zero_stage": 3, "hpz": 2}, {"zero_hpz_partition_size": 2}),
         ({"zero_stage": 2, "offload": "optimizer"}, {"offload_optimizer": {"device": "cpu"}}),
         (
             {"zero_stage": 3, "offload": "parameters"},

@@ -202,6 +202,22 @@ def test_what_only_one_may_set_is_known_by_all_its_names(field: str, value: Any,
     assert said.endswith(f"in the study, and the DeepSpeed configuration sets zero_optimization.{key} too")
 
 
+@pytest.mark.parametrize(
+    ("in_file", "in_study", "said"),
+    [
+        (8, 8, []),
+        ("8", 8, []),
+        (0, 1, []),
+        ("auto", 8, []),
+        (8, 4, ["train.hpz is 4 in the study but 8 in the DeepSpeed configuration"]),
+        (8, 1, ["train.hpz is 1 in the study but 8 in the DeepSpeed configuration"]),
+    ],
+)
+def test_hpz_may_stand_in_both_if_it_is_the_same(in_file: object, in_study: int, said: list[str]) -> None:
+    config = {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": in_file}}
+    assert contradictions(config, {"train.hpz": in_study}) == said
+
+
 def test_the_dtype_of_gradients_may_stand_in_both_if_it_is_the_same() -> None:
     config = {"communication_data_type": "fp32"}
     assert contradictions(config, {"train.gradient_dtype": "fp32"}) == []

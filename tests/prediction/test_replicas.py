@@ -96,6 +96,24 @@ def test_shards_travel_over_the_links_that_their_groups_have() -> None:
     assert times[1] == pytest.approx(2 * 3 / 4 * gigabyte / 8 / (of_link / 8) + 6 * across)
 
 
+@pytest.mark.parametrize(("group_ranks", "host_ranks"), [(8, 8), (64, 8), (4, 2)])
+def test_a_second_shard_is_gathered_among_neighbours(group_ranks: int, host_ranks: int) -> None:
+    """By hand, of 1 GB in groups of 8 of 32 ranks on hosts of eight: 7/8 GB in a host. Groups of 64 are all 32 ranks,
+    and those of 4 lie on two hosts of two."""
+    gather = Message("all_gather", 1e9, 1, "after", None, False, group="second shard")
+    model = model_of(NO_SPLIT, messages=(gather,), backend="gloo", second_shard_ranks=group_ranks)
+    whole = model_of(NO_SPLIT, messages=(replace(gather, group="replicas"),), backend="gloo")
+    size = min(group_ranks, 32)
+    wire, of_all = (
+        float(each.times(nothing_uncertain(), worlds(ranks, host_ranks)).wire[0, 0])
+        for each, ranks in ((model, 32), (whole, size))
+    )
+    assert wire == pytest.approx(of_all)
+    if group_ranks == 8:
+        inside = MEASURED.inside
+        assert wire == pytest.approx(7 / 8 * 1e9 / inside.bandwidth_bytes_per_second + 7 * inside.latency_seconds)
+
+
 def exposed(*sent: Message) -> float:
     """Seconds of a step of 1 s of backward; a message takes as many seconds as it has bytes."""
     seconds = exposed_seconds(

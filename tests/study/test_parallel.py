@@ -120,6 +120,17 @@ def test_replicas_are_swept_and_named(tmp_path: Path) -> None:
     assert found.curves[0].points[-1].trial_id == plain
 
 
+def test_hpz_is_swept_and_named(tmp_path: Path) -> None:
+    """1 is the trial that it was before there was any, and counts below the group are one group."""
+    zero_3 = {"engine": "deepspeed", "zero_stage": 3}
+    found = study(tmp_path, {}, train=zero_3, sweep={"train.hpz": [1, 4]}, scaling={"gpus": [1, 2, 4, 8]})
+    names = [curve_name(curve.labels, found.trials[curve.points[-1].trial_id]) for curve in found.curves]
+    assert names == ["deepspeed ZeRO-3, hpZ 1", "deepspeed ZeRO-3, hpZ 4"]
+    assert [[point.gpus for point in curve.points] for curve in found.curves] == [[1, 2, 4, 8]] * 2
+    (plain,) = study(tmp_path, {}, train=zero_3, scaling={"gpus": [8]}).trials
+    assert found.curves[0].points[-1].trial_id == plain
+
+
 def test_replicas_under_accelerate_are_those_of_what_it_wraps(tmp_path: Path) -> None:
     of_four = replace(EIGHT_CORES, gpus=gpus(4))
 
@@ -375,6 +386,15 @@ def test_tensor_ranks_of_megatron_core(tmp_path: Path, monkeypatch: pytest.Monke
         (
             {"replicate": 2, "tensor": 2}, {"scaling": {"gpus": [4]}},
             ["parallel.replicate = 2 does not go with parallel.tensor = 2", "has not been tried together"],
+        ),
+        (
+            {"sequence": 2},
+            {"train": {"engine": "deepspeed", "zero_stage": 3, "hpz": 2}, "model": MODEL | {"heads": 12}},
+            ["train.hpz = 2 does not go with parallel.sequence = 2", "Set hpz = 1"],
+        ),
+        (
+            {}, {"train": {"engine": "deepspeed", "zero_stage": 3, "hpz": 4}, "scaling": {"gpus": [4, 6]}},
+            ["train.hpz = 4 does not divide 6 ranks", "Valid: hpz = 3 or 6", "take 4 or 8 ranks"],
         ),
         ({"replicate": 0}, {}, ["parallel.replicate is 0"]),
         ({"tensor": 0}, {}, ["parallel.tensor is 0"]),

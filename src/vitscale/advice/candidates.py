@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vitscale.advice.comparable_series import ComparableSeries, measured_micro_batches
 from vitscale.engines import of_engine, wrapper_facts
-from vitscale.engines.checks import check, computation
+from vitscale.engines.checks import check, computation, takes_ranks
 from vitscale.engines.variants import PROPOSED, EngineVariant
 from vitscale.errors import RequestError
 from vitscale.prediction.configurations import Candidate
@@ -204,6 +204,8 @@ def candidates(
         keeps_by_batch = _keeps_by_batch(shares, micro_batches)
         for variant in variants:
             if of_engine(variant.engine).alone and gpus > 1:
+                continue
+            if not takes_ranks(with_variant(comparable.trial.train, variant), gpus):
                 continue
             for parallel, (batch, keeps) in product(
                 _possible_replicas(comparable.trial.train, variant, RankCount(gpus, per_node)), keeps_by_batch.items()

@@ -25,6 +25,27 @@ def check(train: TrainSpec) -> None:
         raise RequestError(refusal.what, valid=refusal.valid, next_step=refusal.next_step)
 
 
+def check_ranks(train: TrainSpec, ranks: int) -> None:
+    """Check that the engine of a [train] takes a number of ranks.
+
+    Raises:
+        RequestError: it does not; with the reason, values close to what is set, and the next step.
+    """
+    for refusal in _rank_refusals(train, ranks):
+        raise RequestError(refusal.what, valid=refusal.valid, next_step=refusal.next_step)
+
+
+def takes_ranks(train: TrainSpec, ranks: int) -> bool:
+    """Whether the engine of a [train] takes a number of ranks."""
+    return next(_rank_refusals(train, ranks), None) is None
+
+
+def _rank_refusals(train: TrainSpec, ranks: int) -> Iterator[Refusal]:
+    """Yield the reasons to refuse a number of ranks; how a script trains is its own affair."""
+    if train.script is None:
+        yield from wrapper_facts(train).rank_refusals(train, ranks)
+
+
 def check_checkpoint(train: TrainSpec) -> None:
     """Check that a checkpoint of this training can be saved and restored (`measure.checkpoint`).
 
@@ -71,6 +92,12 @@ def exchanges_unknown(trial: Trial) -> str:
     if steps == 1:
         return ""
     return f"{trial.train.wrapper} exchanges once in {steps} steps, and single steps were counted"
+
+
+def exchanges_in_groups(trial: Trial) -> bool:
+    """Whether some exchanges involve only a part of the ranks, so that not all ranks leave one together."""
+    second_shard_ranks = wrapper_facts(trial.train).second_shard_ranks(trial.train)
+    return trial.layout.exchanges_in_groups or 1 < second_shard_ranks < trial.world.size
 
 
 def computation(trial: Trial) -> str:

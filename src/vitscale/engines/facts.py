@@ -68,6 +68,8 @@ class EngineFacts:
     """(Field of [train], value) -> why it is refused."""
     refusals: Callable[[TrainSpec], Iterator[Refusal]] = lambda _: iter(())
     """Further refusals of a [train]."""
+    rank_refusals: Callable[[TrainSpec, int], Iterator[Refusal]] = lambda _, __: iter(())
+    """Refusals of a [train] on a number of ranks."""
     split_refusals: Callable[[ParallelSpec, ModelSpec], Iterator[Refusal]] = lambda _, __: iter(())
     """Refusals of a model that ranks share, along axes that are among `splits`."""
     unavailable: Callable[[DeviceName], str | None] = lambda _: None
@@ -88,6 +90,9 @@ class EngineFacts:
     """Optimizer steps from one exchange among the ranks to the next: 1 where each step exchanges. None: unknown."""
     shards: Callable[[TrainSpec], bool] = lambda _: False
     """Whether each rank updates only a part of the parameters: shards or flat groups, not the model's own tensors."""
+    second_shard_ranks: Callable[[TrainSpec], int] = lambda _: 1
+    """Ranks that share a second shard of the weights, neighbours in the world, which they gather among themselves; all
+    ranks of a smaller world. 1: there is none."""
     every_stage_must_train: bool = False
     """Whether its wrapper refuses a pipeline's stage that trains nothing; others need one that trains on each rank."""
     updates_dtensors: bool = False

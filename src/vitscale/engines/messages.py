@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, overload
 
 import numpy as np
 
 from vitscale.base.arrays import FloatArray
 
 StepPhase = Literal["forward", "backward", "after"]
-RankGroup = Literal["replicas", "sharding", "replication", "tensor", "sequence", "pipeline", "all"]
+RankGroup = Literal["replicas", "sharding", "replication", "second shard", "tensor", "sequence", "pipeline", "all"]
 """Who exchanges: ranks that hold the same of a model (data x sequence; all ranks where each has its own model); the
-ranks of them that make one replica, or that have one shard of all replicas (`trial.parallel`); those along one axis of
-the ranks that share a model; or all ranks."""
+ranks of them that make one replica, or that have one shard of all replicas (`trial.parallel`); those that share a
+second shard of the weights (`EngineFacts.second_shard_ranks`); those along one axis of the ranks that share a model; or
+all ranks."""
+MicroSteps = Literal["all", "first", "later", "last"]
+"""The micro-steps of an optimizer step: all of them, the first or the last alone, or all but the first."""
 MessageKind = tuple[str, float, RankGroup, int | None]
 
 
@@ -35,7 +38,8 @@ class Message:
     ready: float | None
     """The share of its phase that is computed when it may start; None: nothing is computed beside it."""
     every_micro_step: bool
-    """Whether it is sent in each micro-step; otherwise once in an optimizer step, in the last micro-step."""
+    """Whether it is sent in each micro-step; otherwise once in an optimizer step, in the last micro-step. Neither holds
+    where `only_micro_steps` is given."""
     needed: float | None = None
     """The share of its phase after which computing waits for it (weights of a block). None: the phase's end waits."""
 
@@ -51,6 +55,8 @@ class Message:
     """Optimizer steps from one such message to the next. Where an engine gives fewer than it has from one exchange to
     the next (`EngineFacts.steps_between_exchanges`), these count."""
     group: RankGroup = "replicas"
+    only_micro_steps: Literal["first", "later"] | None = None
+    """The micro-steps that send it, where they are the first alone, or all but the first."""
     images: int | None = None
     """Images of the micro-batch for which `tensor_bytes` holds; the bytes grow with them. None: they do not."""
 
@@ -58,6 +64,13 @@ class Message:
     def kind(self) -> MessageKind:
         """Return what decides how long a call takes: messages of one engine with the same kind take equally long."""
         return self.operation, self.tensor_bytes, self.group, self.images
+
+    @property
+    def micro_steps(self) -> MicroSteps:
+        """The micro-steps of an optimizer step that send it."""
+        if self.only_micro_steps is not None:
+            return self.only_micro_steps
+        return "all" if self.every_micro_step else "last"
 
     @property
     def sharding_group(self) -> RankGroup:
@@ -90,7 +103,13 @@ class Message:
         carries_one_shard = self.group == "replication"
         return shard_elements if carries_one_shard else shard_elements * ranks
 
-    def times(self, grad_accum: int) -> float:
+    @overload
+    def times(self, grad_accum: int) -> float: ...
+
+    @overload
+    def times(self, grad_accum: FloatArray) -> float | FloatArray: ...
+
+    def times(self, grad_accum: int | FloatArray) -> float | FloatArray:
         """Return the calls in an optimizer step of `grad_accum` micro-steps; their mean if not every step sends it."""
-        micro_steps = grad_accum if self.every_micro_step else 1
-        return self.calls * micro_steps / self.steps_between
+        number_by_kind = {"all": grad_accum, "first": 1, "later": grad_accum - 1, "last": 1}
+        return self.calls * number_by_kind[self.micro_steps] / self.steps_between

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitscale.base.arrays import FloatArray
+from vitscale.engines.checks import check_ranks
 from vitscale.errors import RequestError
 from vitscale.prediction.evidence import MeasuredPoint, Series
 from vitscale.trial.parallel import ParallelSpec
@@ -96,6 +97,7 @@ def placement_of(
     shared = template.parallel.ranks_per_model
     if gpus % template.parallel.least_ranks:
         raise _uneven_ranks(gpus, template.parallel)
+    check_ranks(template.train, gpus)
     per_node, assumed = ranks_per_node(series, gpus, nodes_of)
     train = template.train.model_copy(update={"micro_batches": None})
     if series.mode == "strong-global":

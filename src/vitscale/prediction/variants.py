@@ -112,8 +112,8 @@ def variant(fitted: FittedSeries, changes: Mapping[str, Any]) -> PredictionVaria
     train = base.train.model_copy(update={k: v for k, v in changes.items() if k in _FIELDS})
     if "micro_batch" in changes:
         train = train.model_copy(update={"micro_batches": None})
-    if "zero_stage" in changes and train.zero_stage < 3:  # only stage 3 gathers in buckets
-        train = train.model_copy(update={"gather_bucket_mib": None})
+    if "zero_stage" in changes and train.zero_stage < 3:  # only stage 3 gathers: in buckets, and from second shards
+        train = train.model_copy(update={"gather_bucket_mib": None, "hpz": 1})
     spec: ModelSpec = changes.get("model", base.model)
     parallel = changes.get("parallel", base.parallel)
     whole = -(-base.world.size // parallel.least_ranks) * parallel.least_ranks
@@ -280,6 +280,7 @@ class _Changed:
             messages=sent,
             norms=norms,
             parallel=self.trial.parallel,
+            second_shard_ranks=engines.wrapper_facts(train).second_shard_ranks(train),
             filling=filling(self.trial),
             shards_optimizer=engines.wrapper_facts(train).shards(train),
         )

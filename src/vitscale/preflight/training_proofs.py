@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 from vitscale.analysis import TrialResult
 from vitscale.analysis.scaling import split_name
 from vitscale.analysis.time.traffic import Traffic
+from vitscale.engines import wrapper_facts
 from vitscale.engines.messages import Message
 from vitscale.engines.names import engine_name
 from vitscale.prediction.step.messages import messages
@@ -163,6 +164,8 @@ def _expected_bytes(trial: Trial, planned: Iterable[Message], backend: str | Non
     layout = trial.layout
     ranks_by_group = {"replicas": layout.replicas, "all": trial.world.size} | layout.by_axis
     ranks_by_group |= {"sharding": layout.sharding_ranks, "replication": layout.replicate}
+    second_shard_ranks = wrapper_facts(trial.train).second_shard_ranks(trial.train)
+    ranks_by_group["second shard"] = min(second_shard_ranks, trial.world.size)
     expected = Counter[str]()
     for message in planned:
         operation = message.operation

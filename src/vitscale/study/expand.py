@@ -649,6 +649,7 @@ def _resolved_trial(
     if are_steps_open:
         fewest_steps = step_schedule.shortest_run(trial, steps_per_epoch)
         trial = trial.model_copy(update={"window": trial.window.model_copy(update={"steps": fewest_steps})})
+    checks.check_ranks(trial.train, trial.world.size)
     if trial.train.script is None:
         model_checks.check_labels(trial, summary)
         model_checks.check_blocks(trial)

@@ -354,6 +354,8 @@ def _unfit_option(parallel: ParallelSpec, train: TrainSpec) -> _UnfitOption | No
     if train.static_graph and parallel.pipeline > 1:
         reason = "a stage's graph is another in each micro-batch"
         return _UnfitOption("train.static_graph = true", reason, remedy="static_graph = false")
+    if train.hpz > 1:
+        return _UnfitOption(f"train.hpz = {train.hpz}", untried, remedy="hpz = 1")
     if train.offload != "none":
         return _UnfitOption(f"train.offload = {shown(train.offload)}", untried, remedy="offload = 'none'")
     return None

@@ -35,6 +35,7 @@ GradientDtype = Literal["fp32", "bf16", "fp16"]
 CompileMode = Literal["default", "reduce-overhead"]
 BatchNormScope = Literal["local", "synchronised"]
 BucketMib = Annotated[int, Field(ge=1, le=65_536)]
+SecondShardRanks = Annotated[int, Field(ge=1, le=4096)]
 ZeroStage = Annotated[int, Field(ge=0, le=3)]
 MOST_RANKS = 1_000_000
 """The largest world that a study may ask for, or that is read back."""
@@ -203,6 +204,9 @@ class TrainFields(Spec):
     25 MiB after a first one of 1 MiB, for DeepSpeed 5e8 elements."""
     gather_bucket_mib: Annotated[BucketMib | None, wrapper_option(curve_words="{} MiB gather buckets")] = None
     """Size of the buckets in which stage 3 fetches weights ahead; below it they are gathered at once."""
+    hpz: Annotated[SecondShardRanks, wrapper_option(curve_words="hpZ {}")] = 1
+    """Ranks that share a second copy of stage 3's weights, out of which they gather what a step needs again (ZeRO++'s
+    hpZ; Wang et al., arXiv 2306.10209, section 3.2). 1: there is none, unless the DeepSpeed file asks for one."""
     gradient_dtype: Annotated[GradientDtype | None, wrapper_option(curve_words="{} gradients")] = None
     """The dtype in which gradients travel. Null: the engine's own."""
     master_weights: Annotated[bool, wrapper_option(curve_words=("fp32 master weights", "no master weights"))] = False

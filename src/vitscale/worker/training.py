@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vitscale.base.plugins import known
 from vitscale.datasets.batches import Batches
+from vitscale.engines import checks
 from vitscale.engines.base import Engine
 from vitscale.engines.step_schedule import windows
 from vitscale.probes import EpochMeter
@@ -26,7 +27,7 @@ from vitscale.worker.passes import Evaluation, Passes, means
 from vitscale.worker.rank_process import RankInfo
 from vitscale.worker.recorder import EpochMeasures, StepRecorder
 
-IN_GROUPS = "ranks that share a model exchange in groups, and who waits for whom in which is not told apart"
+IN_GROUPS = "ranks exchange in groups, and who waits for whom in which is not told apart"
 
 
 class _StepGradients(NamedTuple):
@@ -205,7 +206,7 @@ class Training:
     def _write_profile(self, batches: Batches) -> None:
         """Records the explained steps that are over. The loader's threads stand still meanwhile."""
         unknown_parts = dict(self.engine.unknown_parts)
-        if self.trial.layout.exchanges_in_groups:
+        if checks.exchanges_in_groups(self.trial):
             unknown_parts |= {"wait": IN_GROUPS, "wire": IN_GROUPS}
         batches.hold()
         self.recorder.write_profile(lambda unknown: {**unknown, **unknown_parts})

@@ -157,6 +157,21 @@ def test_hpz_keeps_a_second_shard_from_the_first_release_to_the_end_of_the_step(
     assert offloaded.host[second] == 4 * 204
 
 
+def test_hpz_of_the_study_holds_what_that_of_the_file_does() -> None:
+    for ranks in (1, 4, 6):
+        in_file = zero(3, ranks=ranks, keys={"zero_hpz_partition_size": 2}, grad_accum=2)
+        assert zero(3, ranks=ranks, hpz=2, grad_accum=2) == in_file
+        assert in_file != zero(3, ranks=ranks, grad_accum=2)
+
+
+def test_a_group_is_of_all_ranks_where_there_are_fewer() -> None:
+    """One rank has all 407 elements once more, of which 144 are released before the step."""
+    second = "second shard of weights"
+    assert zero(3, ranks=2, hpz=8).moments["step"][second] == 4 * 204
+    alone = zero(3, ranks=1, hpz=8)
+    assert (alone.moments["exchange"][second], alone.moments["step"][second]) == (4 * 144, 4 * 407)
+
+
 def test_quantised_weights_arrive_in_8_bits_and_are_expanded_to_16() -> None:
     plain, found = (zero(3, keys={"zero_quantized_weights": quantised}) for quantised in (False, True))
     of_plain, of_found = (each.moments["last block"]["gathered weights"] for each in (plain, found))

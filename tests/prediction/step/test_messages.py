@@ -209,7 +209,7 @@ def test_one_process_sends_nothing() -> None:
     [
         zero(1, optimizer="deepspeed_config"),
         zero(3, deepspeed_config={"zero_optimization": {"zero_quantized_weights": True}}),
-        zero(3, deepspeed_config={"zero_optimization": {"zero_hpz_partition_size": 8}}),
+        zero(3, hpz=2, deepspeed_config={"zero_optimization": {"zero_quantized_gradients": True}}),
         zero(3, deepspeed_config={"zero_optimization": {"zeropp_loco_param": {"err_beta": 0.8}}}),
         zero(1, deepspeed_config={"data_types": {"grad_accum_dtype": "bf16"}}),
     ],

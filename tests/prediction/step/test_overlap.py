@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,32 @@ def test_what_is_sent_in_each_micro_step_counts_each_time() -> None:
     assert exposed([bucket(3.0, 1.0, every=True), bucket(1.0, 1.0)], accum=4) == 13.0
 
 
+@pytest.mark.parametrize(("accum", "seconds"), [(1, 5.0), (2, 5.0 + 2.5), (4, 5.0 + 3 * 2.5)])
+def test_the_first_micro_step_may_send_other_than_later_ones(accum: int, seconds: float) -> None:
+    """Weights that forward waits for take 4 s over all ranks in the first micro-step, and 1.5 s in a group in others;
+    1 s more in each. With thousands of configurations each has its own number of micro-steps."""
+    first = Message("all_gather", 4.0, 1, "forward", None, True, only_micro_steps="first")
+    later = Message("all_gather", 1.5, 1, "forward", None, True, group="second shard", only_micro_steps="later")
+    always = Message("all_gather", 1.0, 1, "forward", None, True)
+    assert exposed([first, later, always], accum=accum) == seconds
+    assert sum(one.tensor_bytes * one.times(accum) for one in (first, later, always)) == seconds
+    accums = np.array([[1, accum]])
+    found = exposed_seconds((first, later, always), lambda one: one.tensor_bytes * ONE, ONE, ONE, accums)
+    assert found.tolist() == [[5.0, seconds]]
+
+
+def test_first_and_later_micro_steps_overlap_on_their_own() -> None:
+    """By hand, of a forward of 4 s. The first micro-step's gather ends at 3 s and is needed at 2 s: 1 s. That of later
+    ones ends in time; in the last another one sticks out by 0.5 s, and in a single micro-step both do."""
+    first = Message("all_gather", 3.0, 1, "forward", 0.0, True, 0.5, only_micro_steps="first")
+    later = Message("all_gather", 1.0, 1, "forward", 0.0, True, 0.5, only_micro_steps="later")
+    last = Message("all_gather", 0.5, 1, "forward", 1.0, False)
+    assert exposed([first, later, last], forward=4.0, accum=3) == 1.0 + 0.5
+    assert exposed([first, later, last], forward=4.0, accum=1) == 1.0 + 0.5
+    slow = replace(later, tensor_bytes=2.5)  # in two of three micro-steps
+    assert exposed([first, slow, last], forward=4.0, accum=3) == 1.0 + 2 * 0.5 + 0.5
+
+
 def test_after_backward_nothing_hides_anything() -> None:
     after = Message("all_gather", 2.0, 3, "after", None, False)
     assert exposed([after], accum=5) == 6.0
@@ -103,7 +130,9 @@ def schedules(draw: st.DrawFn) -> list[Message]:
                 needed = shares[place + 1]
             size, every = draw(st.floats(1.0, 1e3)), draw(st.booleans())
             hidden = None if draw(st.booleans()) else ready
-            found.append(Message("all_reduce", size, draw(st.integers(1, 3)), phase, hidden, every, needed))
+            only = draw(st.sampled_from((None, None, "first", "later")))
+            calls = draw(st.integers(1, 3))
+            found.append(Message("all_reduce", size, calls, phase, hidden, every, needed, only_micro_steps=only))
     if draw(st.booleans()):
         found.append(Message("all_gather", draw(st.floats(1.0, 1e3)), 1, "after", None, False))
     return found

@@ -228,6 +228,7 @@ def _settled_keys(train: TrainSpec) -> list[str]:
         "zero_optimization.overlap_comm": train.overlap_comm is not None,
         "zero_optimization.reduce_bucket_size": train.bucket_mib is not None,
         "zero_optimization.stage3_prefetch_bucket_size": train.gather_bucket_mib is not None,
+        "zero_optimization.zero_hpz_partition_size": train.hpz > 1,
         "zero_optimization.offload_optimizer": train.offload != "none",
         "zero_optimization.offload_param": train.offload == "parameters",
         "communication_data_type": train.gradient_dtype is not None,

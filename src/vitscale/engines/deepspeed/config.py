@@ -307,6 +307,9 @@ def contradictions(config: dict[str, Any], study_values: Mapping[str, Any]) -> l
         study_values: the fields set by hand in the study, by dotted name, with their values.
     """
     file_values = fixed_fields(config)
+    second_shard = second_shard_ranks(config)
+    if second_shard is not None:
+        file_values["train.hpz"] = second_shard
     disagreements = (_contradiction(config, file_values, field, value) for field, value in study_values.items())
     return [sentence for sentence in disagreements if sentence is not None]
 
@@ -420,6 +423,15 @@ def synchronised(config: dict[str, Any] | None) -> bool:
 def flag(train: TrainSpec, key: str) -> bool | None:
     """Return a switch of `zero_optimization` in the user's file; None where that does not set it."""
     return as_flag(section(train.deepspeed_config, "zero_optimization").get(key))
+
+
+def second_shard_ranks(config: dict[str, Any] | None) -> int | None:
+    """Return the ranks that share hpZ's second shard of weights; 1 where the file has it off, None if it has no word.
+
+    DeepSpeed takes 0 and 1 alike: it makes groups where the number is larger than 1 (`zero_hpz_partition_size`).
+    """
+    size = as_number(section(config, "zero_optimization").get("zero_hpz_partition_size"))
+    return None if size is None else max(1, int(size))
 
 
 def section(config: dict[str, Any] | None, key: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from vitscale.engines.deepspeed.config import as_flag, as_number, flag, section
+from vitscale.engines.deepspeed.config import as_flag, as_number, flag, second_shard_ranks, section
 from vitscale.errors import shown
 from vitscale.trial.trial import TrainSpec
 
@@ -49,29 +49,29 @@ def _is_on_host(zero: dict[str, object], key: str) -> bool:
 
 
 class ZeroPlusPlus(NamedTuple):
-    """ZeRO++ at stage 3, as the user's file sets it."""
+    """ZeRO++ at stage 3, as the study and the user's file set it."""
 
     second_shard_ranks: int
-    """Ranks that share a second shard of the weights (`zero_hpz_partition_size`); 1: there is none."""
+    """Ranks that share a second shard of the weights (`zero_hpz_partition_size`); 1: there is none. In a world of fewer
+    ranks all of them share it."""
     quantises_weights: bool
     """Whether weights are gathered in 8 bits."""
     quantises_gradients: bool
     """Whether gradients are exchanged among hosts in 4 bits."""
 
     @property
-    def is_used(self) -> bool:
-        """Whether any of its parts is switched on."""
-        return self.second_shard_ranks > 1 or self.quantises_weights or self.quantises_gradients
+    def quantises(self) -> bool:
+        """Whether weights or gradients travel in fewer bits."""
+        return self.quantises_weights or self.quantises_gradients
 
 
 def zero_plus_plus(train: TrainSpec) -> ZeroPlusPlus:
     """Return the settings of ZeRO++; below stage 3 DeepSpeed does nothing with them."""
     if train.zero_stage < 3:
         return ZeroPlusPlus(second_shard_ranks=1, quantises_weights=False, quantises_gradients=False)
-    zero = section(train.deepspeed_config, "zero_optimization")
-    group_size = as_number(zero.get("zero_hpz_partition_size"))
+    in_file = second_shard_ranks(train.deepspeed_config) or 1
     return ZeroPlusPlus(
-        second_shard_ranks=1 if group_size is None else max(1, int(group_size)),
+        second_shard_ranks=train.hpz if train.hpz > 1 else in_file,
         quantises_weights=flag(train, "zero_quantized_weights") is True,
         quantises_gradients=flag(train, "zero_quantized_gradients") is True,
     )

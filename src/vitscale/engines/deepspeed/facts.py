@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vitscale.engines.deepspeed.config import flag, section
-from vitscale.engines.deepspeed.extensions import unmodelled_setting
+from vitscale.engines.deepspeed.extensions import unmodelled_setting, zero_plus_plus
 from vitscale.engines.facts import BLOCK_OPTIONS, ONE_PROCESS, EngineFacts, Refusal
 from vitscale.errors import shown
 from vitscale.trial.rank_batches import in_words
@@ -52,9 +52,37 @@ def _stage_refusals(train: TrainSpec) -> Iterator[Refusal]:
             "with whole weights",
             "Set zero_stage = 3, or offload = 'optimizer'",
         )
+    if train.hpz > 1 and stage != 3:
+        yield Refusal(
+            f"train.hpz = {train.hpz} needs zero_stage = 3, and this is {stage}: below it every rank has whole "
+            "weights, and gathers none in forward",
+            "Or remove hpz",
+            valid=("zero_stage = 3", "hpz = 1"),
+        )
     if stage == 3 and train.compile_mode == "reduce-overhead":
         what = "train.compile_mode = 'reduce-overhead' needs weights that stay in place, and ZeRO-3 gathers them anew"
         yield Refusal(what, "Set compile_mode = 'default', or zero_stage = 0, 1 or 2")
+
+
+def _rank_refusals(train: TrainSpec, ranks: int) -> Iterator[Refusal]:
+    """Refuse groups with a second shard that do not divide the ranks (`_ensure_divisibility` in utils/groups.py).
+
+    A world of fewer ranks than a group is one group (`_create_zero_param_parallel_group` there).
+    """
+    group_ranks = zero_plus_plus(train).second_shard_ranks
+    if ranks <= group_ranks or ranks % group_ranks == 0:
+        return
+    setting = f"train.hpz = {group_ranks}"
+    if train.hpz == 1:
+        setting = f"zero_hpz_partition_size = {group_ranks} in the DeepSpeed configuration"
+    fewer = max(count for count in range(1, group_ranks) if ranks % count == 0)
+    more = min(count for count in range(group_ranks, ranks + 1) if ranks % count == 0)
+    below = ranks // group_ranks * group_ranks
+    yield Refusal(
+        f"{setting} does not divide {ranks} ranks: groups that share a second copy of the weights have equally many",
+        f"Set it, or take {below} or {below + group_ranks} ranks",
+        valid=(f"hpz = {fewer} or {more}",),
+    )
 
 
 def _micro_batch_refusals(train: TrainSpec) -> Iterator[Refusal]:
@@ -100,6 +128,7 @@ FACTS = EngineFacts(
         "overlap_comm",
         "bucket_mib",
         "gather_bucket_mib",
+        "hpz",
         "gradient_dtype",
         "deepspeed_config",
         *BLOCK_OPTIONS,
@@ -107,10 +136,12 @@ FACTS = EngineFacts(
     name_options=("zero_stage",),
     splits=("sequence",),
     refusals=_refusals,
+    rank_refusals=_rank_refusals,
     norms_unknown=_norms_unknown,
     trains_like=ONE_PROCESS,
     steps_between_exchanges=lambda _: 1,
     shards=lambda train: train.zero_stage > 0,
+    second_shard_ranks=lambda train: zero_plus_plus(train).second_shard_ranks,
     own_loss_scaling=True,
     keeps_fp32_weights=True,
     fp16_weights=True,

@@ -10,7 +10,7 @@ from vitscale.engines.deepspeed.config import flag, section
 from vitscale.engines.deepspeed.extensions import unmodelled_setting, zero_plus_plus
 from vitscale.engines.deepspeed.settings import STAGE_0_BUCKET_ELEMENTS, zero_settings
 from vitscale.engines.deepspeed.states import optimizer_groups
-from vitscale.engines.deepspeed.traversal import Fetch, Traversal, modules_in_forward, traversal
+from vitscale.engines.deepspeed.traversal import Fetch, TensorKey, Traversal, modules_in_forward, traversal
 from vitscale.engines.dtypes import communicated_bytes, weight_bytes
 from vitscale.engines.gradients import Tensor, flushed_before_full, of_backward, tensors, up_to_multiple
 from vitscale.engines.messages import Message, StepPhase
@@ -44,7 +44,7 @@ def _has_plain_exchange(train: TrainSpec) -> bool:
     """Whether a DeepSpeed file whose memory is modelled leaves alone what changes only the exchanges."""
     config = train.deepspeed_config or {}
     has_other_exchange = "optimizer" in config or section(config, "zero_optimization").get("zeropp_loco_param")
-    return not has_other_exchange and not zero_plus_plus(train).is_used
+    return not has_other_exchange and not zero_plus_plus(train).quantises
 
 
 def _stage_0(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
@@ -114,6 +114,8 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     Tensors up to `stage3_param_persistence_threshold` are gathered once, one by one, after the step. The others are
     fetched `stage3_prefetch_bucket_size` ahead of their use. Backward finds them still there, unless the way through
     the rest of forward and back to them exceeds `stage3_max_reuse_distance`; then it gathers them anew (`traversal`).
+    With hpZ all gathers but the first of each weight in an optimizer step are among the ranks that share a second shard
+    (`_gathers_with_second_shard`).
     """
     train = trial.train
     settings = zero_settings(train)
@@ -168,8 +170,40 @@ def _weight_gathers(gathers: Traversal, padded: Sequence[Tensor], train: TrainSp
     tensors_by_module: dict[int, list[Tensor]] = {}
     for tensor in padded:
         tensors_by_module.setdefault(tensor.module, []).append(tensor)
-    fetches = sorted(gathers.fetches, key=lambda fetch: not fetch.needed_in_forward)
-    return [_weight_gather(fetch, tensors_by_module, train) for fetch in fetches]
+    if zero_plus_plus(train).second_shard_ranks > 1:
+        weight_gathers = _gathers_with_second_shard(gathers.fetches, tensors_by_module, train)
+    else:
+        weight_gathers = [_weight_gather(fetch, tensors_by_module, train) for fetch in gathers.fetches]
+    return sorted(weight_gathers, key=lambda gather: gather.phase == "backward")
+
+
+def _gathers_with_second_shard(
+    fetches: Sequence[Fetch], tensors_by_module: Mapping[int, Sequence[Tensor]], train: TrainSpec
+) -> list[Message]:
+    """Return all-gathers under hpZ, where only a weight's first gather in an optimizer step goes over all ranks.
+
+    Its second shard is made when it is released after that, and is dropped at the end of the step
+    (`_partition_param_sec` in runtime/zero/partition_parameters.py, `invalidate_secondary_tensor` in stage3.py). A
+    fetch of some weights that have one and of others that have none is two gathers, the former first
+    (`__all_gather_params_` in partitioned_param_coordinator.py).
+    """
+    gathered_before: set[TensorKey] = set()
+    weight_gathers = []
+    for fetch in fetches:
+        again = tuple(key for key in fetch.tensors if key in gathered_before)
+        new = tuple(key for key in fetch.tensors if key not in gathered_before)
+        gathered_before.update(new)
+        whole_fetch = replace(_weight_gather(fetch, tensors_by_module, train), group="second shard")
+        if not new:
+            weight_gathers.append(whole_fetch)
+            continue
+        if again:
+            part = _weight_gather(fetch._replace(tensors=again), tensors_by_module, train)
+            weight_gathers.append(replace(part, group="second shard", only_micro_steps="first"))
+        part = _weight_gather(fetch._replace(tensors=new), tensors_by_module, train)
+        weight_gathers.append(replace(part, only_micro_steps="first"))
+        weight_gathers.append(replace(whole_fetch, only_micro_steps="later"))
+    return weight_gathers
 
 
 def _weight_gather(fetch: Fetch, tensors_by_module: Mapping[int, Sequence[Tensor]], train: TrainSpec) -> Message:

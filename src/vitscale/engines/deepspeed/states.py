@@ -315,7 +315,7 @@ def _copied_out(trial: Trial, shapes: ParameterShapes) -> Parts:
 
 
 def _second_shard(trial: Trial, elements: int) -> Parts:
-    """Return hpZ's second shard of weights on the device; empty on one rank, without hpZ, or where it is on the host.
+    """Return hpZ's second shard of weights on the device; empty without hpZ, or where it is on the host.
 
     A tensor has one from when it is first released until the step is over (`_partition_param_sec` in
     runtime/zero/partition_parameters.py, `invalidate_secondary_tensor` in stage3.py); a small one is released for the
@@ -330,10 +330,11 @@ def _second_shard(trial: Trial, elements: int) -> Parts:
 
 
 def _second_shard_parts(trial: Trial, elements: int) -> Parts:
-    """Return the second shard of so many elements, wherever it lies."""
-    ranks = min(zero_plus_plus(trial.train).second_shard_ranks, trial.world.size)
-    if ranks == 1:
+    """Return the second shard of so many elements, wherever it lies; one rank has all of them once more."""
+    second_shard_ranks = zero_plus_plus(trial.train).second_shard_ranks
+    if second_shard_ranks == 1:
         return {}
+    ranks = min(second_shard_ranks, trial.world.size)
     return {"second shard of weights": common.shard(elements, ranks) * weight_bytes(trial.train)}
 
 

@@ -96,6 +96,8 @@ def _zero_section(train: TrainSpec) -> dict[str, Any]:
         zero["reduce_bucket_size"] = train.bucket_mib * _MIB // communicated_bytes(train)
     if train.gather_bucket_mib is not None:
         zero["stage3_prefetch_bucket_size"] = train.gather_bucket_mib * _MIB // weight_bytes(train)
+    if train.hpz > 1:
+        zero["zero_hpz_partition_size"] = train.hpz
     if train.offload != "none":
         zero["offload_optimizer"] = {"device": "cpu"}
     if train.offload == "parameters":

@@ -14,7 +14,7 @@ import numpy as np
 from vitscale.base.arrays import FloatArray
 from vitscale.base.plugins import referred
 from vitscale.engines import wrapper_facts
-from vitscale.engines.messages import Message, MessageKind, RankGroup
+from vitscale.engines.messages import Message, MessageKind, MicroSteps, RankGroup
 from vitscale.prediction.shares import shares
 from vitscale.trial import model_counts
 from vitscale.trial.model_cost import ParameterShapes, batch_norms, recorded_shapes, swin_shape, vit_shape
@@ -77,14 +77,40 @@ def _exposed_in_a_step(
     total: FloatArray = np.zeros(np.broadcast_shapes(forward_seconds.shape, backward_seconds.shape))
     for phase, length in lengths.items():
         of_phase = [message for message in messages if message.phase == phase]
-        each = [message for message in of_phase if message.every_micro_step]
-        if len(each) == len(of_phase):
-            total = total + grad_accum * _sticking_out(each, seconds, length)
-            continue
-        total = total + _sticking_out(of_phase, seconds, length)
-        if each and np.any(np.greater(grad_accum, 1)):
-            total = total + (grad_accum - 1) * _sticking_out(each, seconds, length)
+        total = total + _exposed_in_a_phase(of_phase, seconds, length, grad_accum)
     return total
+
+
+def _exposed_in_a_phase(
+    messages: Sequence[Message],
+    seconds: Callable[[Message], FloatArray],
+    length: FloatArray,
+    grad_accum: int | FloatArray,
+) -> FloatArray:
+    """Exposed transfer time of one phase, forward for example, of all micro-steps of a step.
+
+    Args:
+        messages: those of the phase.
+        seconds: gives the seconds of all calls of a message in one micro-step, (draws, configs).
+        length: the phase's seconds of computing in one micro-step.
+        grad_accum: micro-steps in a step.
+    """
+
+    def exposed(*micro_steps: MicroSteps) -> FloatArray:
+        sent = [message for message in messages if message.micro_steps in micro_steps]
+        return _sticking_out(sent, seconds, length)
+
+    kinds = {message.micro_steps for message in messages}
+    if kinds <= {"all"}:
+        return grad_accum * exposed("all")
+    in_only_one = exposed("all", "first", "last")
+    if not np.any(np.greater(grad_accum, 1)) or kinds <= {"last"}:
+        return in_only_one
+    if kinds <= {"all", "last"}:
+        return in_only_one + (grad_accum - 1) * exposed("all")
+    in_several = exposed("all", "first") + exposed("all", "later", "last")
+    in_several = in_several + (grad_accum - 2) * exposed("all", "later")
+    return np.where(np.greater(grad_accum, 1), in_several, in_only_one)
 
 
 def _sticking_out(

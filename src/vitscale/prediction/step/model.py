@@ -140,6 +140,8 @@ class StepModel:
     those between hosts too, by `ALIKE_ACROSS`, unless a check measured either."""
     parallel: ParallelSpec = NO_SPLIT
     """How many ranks share a model; every world holds a multiple of that."""
+    second_shard_ranks: int = 1
+    """Ranks that share a second shard of the weights (`EngineFacts.second_shard_ranks`)."""
     filling: float | None = None
     """Micro-steps that the slowest rank of a pipeline waits while it fills and runs empty (`shares.filling`); None: as
     many as with equal ranks."""
@@ -221,9 +223,7 @@ class StepModel:
         )
         calls: dict[MessageKind, float | FloatArray] = {}
         for message in self.messages:
-            micro_steps = worlds.grad_accum if message.every_micro_step else 1.0
-            sent = message.calls * micro_steps / message.steps_between
-            calls[message.kind] = calls.get(message.kind, 0.0) + sent
+            calls[message.kind] = calls.get(message.kind, 0.0) + message.times(worlds.grad_accum)
         for kind, count in calls.items():
             hidden += seconds[kind] * count
         if self.parallel.pipeline > 1:
@@ -296,6 +296,7 @@ class StepModel:
             "replicas": (replicas, parallel.tensor),
             "sharding": (sharding, parallel.tensor),
             "replication": (parallel.replicate, sharding * parallel.tensor),
+            "second shard": (np.minimum(self.second_shard_ranks, worlds.ranks), 1),
             "pipeline": (parallel.pipeline, replicas * parallel.tensor),
             "all": (worlds.ranks, 1),
         }[group]

@@ -134,6 +134,7 @@ def model_of(points: Sequence[MeasuredPoint], evidence: Evidence) -> StepModel:
         loading=_loading(points, evidence),
         imported=largest.trial.origin is not None,
         parallel=parallel,
+        second_shard_ranks=wrapper_facts(largest.trial.train).second_shard_ranks(largest.trial.train),
         filling=filling(largest.trial),
     )
 

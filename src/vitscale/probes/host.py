@@ -177,14 +177,41 @@ def _ipv4_with_prefix(address: Any) -> str:
 
 def infiniband_ports(folder: Path = Path("/sys/class/infiniband")) -> tuple[InfinibandPort, ...]:
     """Returns the ports of all InfiniBand and RoCE adapters; empty where there is none."""
-    return tuple(
-        InfinibandPort(
-            name=f"{port.parent.parent.name}:{port.name}",
-            active="ACTIVE" in (kernel_text(port / "state") or ""),
-            rate=kernel_text(port / "rate") or "unavailable",
-        )
-        for port in sorted(folder.glob("*/ports/*"))
+    return tuple(_infiniband_port(port) for port in sorted(folder.glob("*/ports/*")))
+
+
+def _infiniband_port(port: Path) -> InfinibandPort:
+    """Returns one port, from its folder of the kernel's: mlx5_0/ports/1."""
+    adapter = port.parent.parent
+    return InfinibandPort(
+        name=f"{adapter.name}:{port.name}",
+        active="ACTIVE" in (kernel_text(port / "state") or ""),
+        rate=kernel_text(port / "rate") or "unavailable",
+        link_layer=kernel_text(port / "link_layer"),
+        numa_node=_kernel_count(adapter / "device" / "numa_node"),
+        pcie_speed=kernel_text(adapter / "device" / "current_link_speed"),
+        pcie_width=_kernel_count(adapter / "device" / "current_link_width"),
     )
+
+
+def _kernel_count(path: Path) -> int | None:
+    """Returns the number in a kernel's file; None where there is none, or -1 for "unknown"."""
+    text = kernel_text(path) or ""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+GPU_DIRECT_MODULES = ("nvidia_peermem", "nv_peer_mem")
+"""Kernel modules by which an InfiniBand adapter reads and writes the memory of a GPU; the second is the older one."""
+
+
+def gpu_direct_modules(modules: Path = Path("/proc/modules")) -> tuple[str, ...] | None:
+    """Returns those of `GPU_DIRECT_MODULES` that are loaded; None where the kernel's list cannot be read."""
+    try:
+        text = modules.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    loaded = {line.split(" ", 1)[0] for line in text.splitlines()}
+    return tuple(name for name in GPU_DIRECT_MODULES if name in loaded)
 
 
 def hostname_addresses() -> tuple[str, ...]:

@@ -225,6 +225,6 @@ def test_a_check_of_format_3_reads_back(folder: Path) -> None:
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_check_of_an_older_format_is_refused_with_the_last_program_that_reads_it(folder: Path, number: int) -> None:
     set_format(folder / "checks" / CHECK, number)
-    with pytest.raises(StoreError, match=f"has check format {number}, and this vitscale reads 3 to 5") as caught:
+    with pytest.raises(StoreError, match=f"has check format {number}, and this vitscale reads 3 to 6") as caught:
         read_check(folder / "checks" / CHECK)
     assert LAST_READER_OF_OLDER in str(caught.value)

@@ -20,6 +20,10 @@ _RECORD_BYTES = 300
 """Bytes of about one step of one rank."""
 _RECORDS = 20
 """Number of records that are timed."""
+_PIECE_BYTES = 16 << 20
+_MOST_WRITTEN_BYTES = 256 << 20
+_WRITING_SECONDS = 1.0
+"""A large file is written in pieces of `_PIECE_BYTES`, up to this size and for this long."""
 
 
 class RecordTimes(NamedTuple):
@@ -56,6 +60,36 @@ def time_records(folder: Path, rank: int) -> RecordTimes:
         os.close(file)
         path.unlink(missing_ok=True)
     return RecordTimes(_RECORD_BYTES, tuple(seconds))
+
+
+def write_rate(folder: Path, rank: int) -> float | None:
+    """Writes a large file of this rank in pieces that are each forced to disk, and returns its bytes per second.
+
+    The file grows to `_MOST_WRITTEN_BYTES`, or for `_WRITING_SECONDS`, and is removed. Its content is random, so that
+    no file system makes it smaller.
+
+    Returns:
+        None where the disk has not ten times that much room.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    if free_bytes(folder) < 10 * _MOST_WRITTEN_BYTES:
+        return None
+    path = folder / f".written-{rank}"
+    piece = os.urandom(_PIECE_BYTES)
+    written_bytes = 0
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        began = time.perf_counter()
+        while written_bytes < _MOST_WRITTEN_BYTES and time.perf_counter() - began < _WRITING_SECONDS:
+            written_bytes += os.write(file, piece)
+            os.fsync(file)
+        seconds = time.perf_counter() - began
+    finally:
+        os.close(file)
+        path.unlink(missing_ok=True)
+    return written_bytes / seconds
 
 
 def write_sign(folder: Path, text: str) -> None:

@@ -9,7 +9,7 @@ Format history (`FORMAT`):
   5  which vitscale: CheckRecord.vitscale, null in older formats; "vitscale's measuring code" among the versions of
      a rank's environment.
   6  the links of GPUs and adapters: FactsLine.gpu_links and gpu_direct_modules, four fields of InfinibandPort, and
-     NcclLine; null in older formats.
+     NcclLine; and DiskLine.write_bytes_per_second. All are null in older formats.
 
 A reader accepts the formats from `OLDEST_FORMAT` to its own; others are refused by name (`store.formats`).
 """
@@ -289,6 +289,8 @@ class DiskLine(RankLine):
     """Seconds until this rank saw a file of rank 0; null where it did not, or ranks had not found each other."""
     seen_reason: str = ""
     """Why `seen_seconds` is null."""
+    write_bytes_per_second: Rate | None = None
+    """Rate at which one rank of each host writes a large file that is safe on the disk; null on its other ranks."""
 
 
 class CheckedRank(RankLines):

@@ -268,8 +268,13 @@ class _Measurements:
                 record_bytes=records.record_bytes,
                 seen_seconds=sight.seconds,
                 seen_reason=sight.reason,
+                write_bytes_per_second=self._write_rate(),
             )
         )
+
+    def _write_rate(self) -> float | None:
+        """Returns the rate of a large file, which one rank of each host writes; None on the others."""
+        return host.write_rate(self._folder, self._rank.rank) if self._rank.local_rank == 0 else None
 
     def _wait_for_sign_of_rank_0(self) -> _Sight:
         """Returns after how many seconds this rank sees a file that rank 0 creates once all have met."""

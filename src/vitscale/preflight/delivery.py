@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from vitscale.preflight.fit import points
 from vitscale.preflight.link_rates import adapter_bytes_per_second
 from vitscale.preflight.network_verdicts import facts_by_host
-from vitscale.preflight.promises import Amount, Promise, Promises, Quantity
+from vitscale.preflight.promises import Amount, Promise, PromisedQuantity, Promises
 from vitscale.preflight.verdict import host_of
 from vitscale.present import document as doc
 from vitscale.present.units import UNKNOWN, counted, listed, number, rate, share, size
@@ -23,10 +23,10 @@ from vitscale.store.checks import CheckedRank, CheckGroup, CheckRecord, FactsLin
 _SAVED_TOLERANCE = 0.1
 """Tolerance of a file that is written from a check: two checks of one machine differ by some percent."""
 
-Status = Literal["pass", "fail", "not measured"]
+PromiseStatus = Literal["pass", "fail", "not measured"]
 
 
-class Measurement(NamedTuple):
+class PromiseFigure(NamedTuple):
     """A figure of a check in its base unit, or the reason why there is none."""
 
     value: float | None
@@ -39,7 +39,7 @@ class HeldPromise:
     """A promise, and what the check measured of it."""
 
     promise: Promise
-    measurement: Measurement
+    measurement: PromiseFigure
     tolerance: float
 
     @property
@@ -49,7 +49,7 @@ class HeldPromise:
         return value / self.promise.least.value if value is not None else None
 
     @property
-    def status(self) -> Status:
+    def status(self) -> PromiseStatus:
         """Whether the promise is kept, within the tolerance."""
         if self.ratio is None:
             return "not measured"
@@ -71,27 +71,27 @@ def held(record: CheckRecord, promises: Promises) -> tuple[HeldPromise, ...]:
     )
 
 
-def _bus_bandwidth(record: CheckRecord, promise: Promise) -> Measurement:
+def _bus_bandwidth(record: CheckRecord, promise: Promise) -> PromiseFigure:
     """Return the bus bandwidth of an operation: fitted, or of messages of one size."""
     if promise.group is None or promise.operation is None:
-        return Measurement(None, "no operation is named")
+        return PromiseFigure(None, "no operation is named")
     group_ranks, measured = points(record.ranks, promise.group, promise.operation)
     if not measured:
-        return Measurement(None, _why_not_swept(record, promise.group, promise.operation))
+        return PromiseFigure(None, _why_not_swept(record, promise.group, promise.operation))
     if promise.size_bytes is None:
         return _fitted_bandwidth(record, promise.group, promise.operation)
     for point in measured:
         if point.size_bytes == promise.size_bytes:
-            return Measurement(point.bus_bytes / point.seconds, counted(group_ranks, "rank"))
+            return PromiseFigure(point.bus_bytes / point.seconds, counted(group_ranks, "rank"))
     sizes = listed([size(point.size_bytes) for point in measured], 16)
-    return Measurement(None, f"this size was not; measured: {sizes}")
+    return PromiseFigure(None, f"this size was not; measured: {sizes}")
 
 
-def _fitted_bandwidth(record: CheckRecord, group: CheckGroup, operation: Operation) -> Measurement:
+def _fitted_bandwidth(record: CheckRecord, group: CheckGroup, operation: Operation) -> PromiseFigure:
     for fit in record.fits:
         if fit.group == group and fit.operation == operation:
-            return Measurement(fit.bandwidth_bytes_per_second, counted(fit.ranks, "rank"))
-    return Measurement(None, "its times do not grow with the size, so that no bandwidth can be fitted")
+            return PromiseFigure(fit.bandwidth_bytes_per_second, counted(fit.ranks, "rank"))
+    return PromiseFigure(None, "its times do not grow with the size, so that no bandwidth can be fitted")
 
 
 def _why_not_swept(record: CheckRecord, group: CheckGroup, operation: Operation) -> str:
@@ -104,7 +104,7 @@ def _why_not_swept(record: CheckRecord, group: CheckGroup, operation: Operation)
     return f"{operation} was not measured {group}"
 
 
-def _slowest_rank(record: CheckRecord, value_of: Callable[[CheckedRank], float | None], why_not: str) -> Measurement:
+def _slowest_rank(record: CheckRecord, value_of: Callable[[CheckedRank], float | None], why_not: str) -> PromiseFigure:
     """Return the lowest value over all ranks, and which rank has it; none where one of them lacks it."""
     values: dict[int, float] = {}
     for rank in record.ranks:
@@ -113,20 +113,20 @@ def _slowest_rank(record: CheckRecord, value_of: Callable[[CheckedRank], float |
             values[rank.rank] = value
     missing = record.request.world.size - len(values)
     if not values:
-        return Measurement(None, why_not)
+        return PromiseFigure(None, why_not)
     if missing > 0:
-        return Measurement(None, f"{why_not} on {counted(missing, 'rank')}")
+        return PromiseFigure(None, f"{why_not} on {counted(missing, 'rank')}")
     slowest = min(values, key=lambda number: values[number])
     hosts = {rank.rank: host_of(rank) for rank in record.ranks}
     place = f" on {hosts[slowest]}" if hosts[slowest] else ""
-    return Measurement(values[slowest], f"rank {slowest}{place}" if len(values) > 1 else "")
+    return PromiseFigure(values[slowest], f"rank {slowest}{place}" if len(values) > 1 else "")
 
 
-def _matmul(record: CheckRecord, promise: Promise) -> Measurement:
+def _matmul(record: CheckRecord, promise: Promise) -> PromiseFigure:
     """Return the matrix rate of the slowest rank."""
     dtypes = {rank.matmul.dtype for rank in record.ranks if rank.matmul is not None}
     if dtypes and promise.dtype not in dtypes:
-        return Measurement(None, f"the check measured {listed(sorted(dtypes))}: a study's train.precision sets it")
+        return PromiseFigure(None, f"the check measured {listed(sorted(dtypes))}: a study's train.precision sets it")
 
     def flops_per_second(rank: CheckedRank) -> float | None:
         is_measured = rank.matmul is not None and rank.matmul.dtype == promise.dtype
@@ -135,17 +135,17 @@ def _matmul(record: CheckRecord, promise: Promise) -> Measurement:
     return _slowest_rank(record, flops_per_second, "no matrix rate")
 
 
-def _loader(record: CheckRecord, promise: Promise) -> Measurement:
+def _loader(record: CheckRecord, promise: Promise) -> PromiseFigure:
     """Return the images a second of the slowest rank's loader."""
     del promise
     if record.request.trial is None:
-        return Measurement(None, "a loader is that of a study: vitscale check STUDY.toml")
+        return PromiseFigure(None, "a loader is that of a study: vitscale check STUDY.toml")
     return _slowest_rank(
         record, lambda rank: rank.loader.images_per_second if rank.loader is not None else None, "no loader rate"
     )
 
 
-def _storage(record: CheckRecord, promise: Promise) -> Measurement:
+def _storage(record: CheckRecord, promise: Promise) -> PromiseFigure:
     """Return the rate at which the slowest host writes to the results folder."""
     del promise
     rate_by_host: dict[str, float] = {}
@@ -153,33 +153,33 @@ def _storage(record: CheckRecord, promise: Promise) -> Measurement:
         if rank.disk is not None and rank.disk.write_bytes_per_second is not None:
             rate_by_host[host_of(rank) or f"the host of rank {rank.rank}"] = rank.disk.write_bytes_per_second
     if len(rate_by_host) < record.request.world.nodes:
-        return Measurement(None, "no large file was written on every host: too little room, or the stage failed")
+        return PromiseFigure(None, "no large file was written on every host: too little room, or the stage failed")
     slowest = min(rate_by_host, key=lambda host: rate_by_host[host])
-    return Measurement(rate_by_host[slowest], slowest if len(rate_by_host) > 1 else "")
+    return PromiseFigure(rate_by_host[slowest], slowest if len(rate_by_host) > 1 else "")
 
 
-def _network(record: CheckRecord, promise: Promise) -> Measurement:
+def _network(record: CheckRecord, promise: Promise) -> PromiseFigure:
     """Return the fitted bandwidth of an all-reduce across nodes."""
     del promise
     if record.request.world.nodes < 2:
-        return Measurement(None, "there is one host")
+        return PromiseFigure(None, "there is one host")
     _, measured = points(record.ranks, "across nodes", "all_reduce")
     if not measured:
-        return Measurement(None, _why_not_swept(record, "across nodes", "all_reduce"))
+        return PromiseFigure(None, _why_not_swept(record, "across nodes", "all_reduce"))
     return _fitted_bandwidth(record, "across nodes", "all_reduce")
 
 
-def _adapters(record: CheckRecord, promise: Promise) -> Measurement:
+def _adapters(record: CheckRecord, promise: Promise) -> PromiseFigure:
     """Return the rate of the slowest of each host's fastest adapters; 0 where a host has fewer than promised."""
     facts = facts_by_host(record)
     if len(facts) < record.request.world.nodes:
-        return Measurement(None, "not all hosts said which adapters they have")
-    slowest = Measurement(None, "no host")
+        return PromiseFigure(None, "not all hosts said which adapters they have")
+    slowest = PromiseFigure(None, "no host")
     for host, host_facts in facts.items():
         rates = sorted(_port_rates(host_facts), reverse=True)
         rate_of_last = rates[promise.adapters - 1] if 0 < promise.adapters <= len(rates) else 0.0
         if slowest.value is None or rate_of_last < slowest.value:
-            slowest = Measurement(rate_of_last, f"{host}: {counted(len(rates), 'active port')}")
+            slowest = PromiseFigure(rate_of_last, f"{host}: {counted(len(rates), 'active port')}")
     return slowest
 
 
@@ -191,7 +191,7 @@ def _port_rates(facts: FactsLine) -> Iterator[float]:
             yield port_rate
 
 
-_MEASURES: dict[Quantity, Callable[[CheckRecord, Promise], Measurement]] = {
+_MEASURES: dict[PromisedQuantity, Callable[[CheckRecord, Promise], PromiseFigure]] = {
     "bus_bandwidth": _bus_bandwidth,
     "matmul": _matmul,
     "loader": _loader,
@@ -253,7 +253,7 @@ def delivery_blocks(promises: Sequence[HeldPromise], path: Path, *, quick: bool)
         quick: whether only small messages were measured.
     """
     counts = Counter(each.status for each in promises)
-    clauses = [f"{counts[status]} {status}" for status in get_args(Status) if counts[status]]
+    clauses = [f"{counts[status]} {status}" for status in get_args(PromiseStatus) if counts[status]]
     columns = (
         doc.Column("promise", words=True),
         *map(doc.Column, ("measured", "promised", "ratio")),
@@ -287,7 +287,7 @@ def _title(promise: Promise) -> str:
     return _TITLES[promise.quantity]
 
 
-_TITLES: dict[Quantity, str] = {
+_TITLES: dict[PromisedQuantity, str] = {
     "loader": "loader, of a rank",
     "storage": "storage, writing",
     "network": "network, of a host",

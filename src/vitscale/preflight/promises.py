@@ -33,7 +33,7 @@ from vitscale.base.files import has_long_keys, read_text
 from vitscale.errors import RequestError, nearest, shown
 from vitscale.store.checks import GROUPS, OPERATIONS, CheckGroup, Operation
 
-Quantity = Literal["bus_bandwidth", "matmul", "loader", "storage", "network", "adapters"]
+PromisedQuantity = Literal["bus_bandwidth", "matmul", "loader", "storage", "network", "adapters"]
 
 _TABLE_KEYS = {
     "bus_bandwidth": {group.replace(" ", "_"): group for group in GROUPS},
@@ -64,7 +64,7 @@ class Promise:
 
     key: str
     """Where it stands in the file: "bus_bandwidth.inside_nodes.all_reduce 256 MiB"."""
-    quantity: Quantity
+    quantity: PromisedQuantity
     least: Amount
     optional: bool = False
     """Whether it is kept where it was not measured."""
@@ -143,7 +143,7 @@ class _Reader:
         sign = {"matmul": "FLOP/s", "loader": "images/s"}.get(table, "B/s")
         return Promise(
             key=name,
-            quantity=cast(Quantity, table),
+            quantity=cast(PromisedQuantity, table),
             least=self._amount(name, written.text, sign),
             optional=written.optional,
             dtype=key if table == "matmul" else None,
@@ -253,7 +253,9 @@ class _Reader:
         if match is None:
             raise self._refused(name, text, 'Write the size of the messages as in "all_reduce 256 MiB"')
         base = 1024 if match["binary"] else 1000
-        return int(match["number"]) * base ** " KMG".index((match["prefix"] or " ").upper())
+        power = " KMG".index((match["prefix"] or " ").upper())
+        size_bytes: int = int(match["number"]) * base**power
+        return size_bytes
 
     def _refused(self, name: str, value: object, next_step: str) -> RequestError:
         return RequestError(f"{shown(str(self._path))}: {name} is {shown(value)}", next_step=next_step)

@@ -75,14 +75,14 @@ def _bus_bandwidth(record: CheckRecord, promise: Promise) -> PromiseFigure:
     """Return the bus bandwidth of an operation: fitted, or of messages of one size."""
     if promise.group is None or promise.operation is None:
         return PromiseFigure(None, "no operation is named")
-    group_ranks, measured = points(record.ranks, promise.group, promise.operation)
+    _, measured = points(record.ranks, promise.group, promise.operation)
     if not measured:
         return PromiseFigure(None, _why_not_swept(record, promise.group, promise.operation))
     if promise.size_bytes is None:
         return _fitted_bandwidth(record, promise.group, promise.operation)
     for point in measured:
         if point.size_bytes == promise.size_bytes:
-            return PromiseFigure(point.bus_bytes / point.seconds, counted(group_ranks, "rank"))
+            return PromiseFigure(point.bus_bytes / point.seconds)
     sizes = listed([size(point.size_bytes) for point in measured], 16)
     return PromiseFigure(None, f"this size was not; measured: {sizes}")
 
@@ -90,7 +90,7 @@ def _bus_bandwidth(record: CheckRecord, promise: Promise) -> PromiseFigure:
 def _fitted_bandwidth(record: CheckRecord, group: CheckGroup, operation: Operation) -> PromiseFigure:
     for fit in record.fits:
         if fit.group == group and fit.operation == operation:
-            return PromiseFigure(fit.bandwidth_bytes_per_second, counted(fit.ranks, "rank"))
+            return PromiseFigure(fit.bandwidth_bytes_per_second)
     return PromiseFigure(None, "its times do not grow with the size, so that no bandwidth can be fitted")
 
 
@@ -265,7 +265,7 @@ def delivery_blocks(promises: Sequence[HeldPromise], path: Path, *, quick: bool)
     if tolerance:
         notes.append(f"A promise is kept down to {share(1.0 - tolerance)} of it (tolerance).")
     if quick:
-        notes.append("Measured with --quick, by small messages: its bandwidths are too low.")
+        notes.append("Measured with --quick: bandwidths are those of small messages.")
     return (
         doc.Paragraph(f"{path.name}: {', '.join(clauses)}", "strong"),
         doc.Table(columns, (doc.RowGroup("", tuple(rows)),), tuple(notes)),

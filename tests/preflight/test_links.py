@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +19,7 @@ from vitscale.preflight.link_rates import (
     pcie_generation,
 )
 from vitscale.present.document import Finding
-from vitscale.store.checks import CheckGroup, CheckRecord, GpuLinks, InfinibandPort, NcclLine
-from vitscale.store.records import GpuSettings
+from vitscale.store.checks import CheckGroup, CheckRecord, GpuLinks, InfinibandPort, NcclLine, read_check
 from vitscale.trial.trial import World
 
 pytestmark = pytest.mark.computing
@@ -106,18 +107,19 @@ def test_hosts_as_they_should_be_have_no_finding() -> None:
     assert findings(cluster(bandwidths=fast)) == []
 
 
-def test_12_gigabytes_over_18_nvlinks() -> None:
-    """As a check of format 5 recorded it, in which only the number of links was known."""
-    whole = cluster(
-        hosts=1, bandwidths={"inside nodes": 12e9}, gpu_links=None, infiniband=(), settings={},
-    )  # fmt: skip
-    ranks = []
-    for rank in whole.ranks:
-        assert rank.facts is not None
-        device = rank.facts.environment.device.model_copy(update={"settings": GpuSettings(nvlinks=18)})
-        environment = rank.facts.environment.model_copy(update={"device": device})
-        ranks.append(rank.model_copy(update={"facts": rank.facts.model_copy(update={"environment": environment})}))
-    finding = only(whole.model_copy(update={"ranks": tuple(ranks)}))
+def test_12_gigabytes_over_18_nvlinks(tmp_path: Path) -> None:
+    """As a check of format 5 recorded it, in which of links only the number was known."""
+    lacking = {"gpu_links", "gpu_direct_modules", "nccl", "write_bytes_per_second"}
+    content = json.loads(cluster(hosts=1, bandwidths={"inside nodes": 12e9}).model_dump_json())
+    for rank in content["ranks"]:
+        rank["facts"]["infiniband"] = []
+        rank["facts"]["environment"]["device"]["settings"] = {"nvlinks": 18}
+        for part in (rank, rank["facts"], rank["disk"]):
+            for field in lacking.intersection(part):
+                del part[field]
+    path = tmp_path / "check.json"
+    path.write_text(json.dumps(content | {"format": 5}))
+    finding = only(read_check(path))
     assert (finding.kind, finding.severity) == ("slow-inside-nodes", "warning")
     # 18 links x 20.6 GB/s, by which NCCL reckons.
     assert finding.message == (
@@ -146,7 +148,14 @@ def test_bridges_between_pairs_leave_the_ring_to_pcie() -> None:
     for rank in whole.ranks:
         assert rank.facts is not None
         bridged = (f"0000:{rank.rank ^ 1:02x}:00.0",) * 12
-        own = links(rank.rank, nvlink_generation=3, nvlinks_up=12, nvlink_neighbours=bridged, pcie_generation=4)
+        own = links(
+            rank.rank,
+            nvlink_generation=3,
+            nvlinks_up=12,
+            nvlink_neighbours=bridged,
+            pcie_generation=4,
+            pcie_gpu_generation=4,
+        )
         facts = rank.facts.model_copy(update={"gpu_links": own})
         lines = sweep("inside nodes", "all_reduce", 4, 1e-5, 12e9, SIZES)
         ranks.append(rank.model_copy(update={"facts": facts, "collectives": lines}))
@@ -233,6 +242,9 @@ def test_bandwidths_between_hosts() -> None:
 def test_lanes_of_pcie() -> None:
     finding = only(cluster(hosts=1, of_links={"pcie_width": 8}))
     assert (finding.kind, "has 8 of 16 lanes" in finding.message) == ("pcie-narrow", True)
+    finding = only(cluster(hosts=1, of_links={"pcie_generation": 4}))
+    assert (finding.kind, finding.severity) == ("pcie-narrow", "note")
+    assert "allows PCIe 4, and the GPU 5" in finding.message
     slots = tuple(port(number, pcie_speed="16.0 GT/s PCIe", pcie_width=8) for number in range(2))
     finding = only(cluster(hosts=1, infiniband=slots))
     assert "mlx5_0:1 at 50.0 GB/s on PCIe 4 x8, 15.8 GB/s" in finding.message

@@ -20,9 +20,9 @@ from vitscale.store.checks import (
     DiskLine,
     InfinibandPort,
     LoaderLine,
-    MatmulLine,
     latest,
 )
+from vitscale.store.records import MatmulLine
 from vitscale.trial.trial import World
 
 pytestmark = pytest.mark.computing
@@ -57,7 +57,8 @@ def reads(tmp_path: Path) -> Reads:
 )
 def test_units(table: str, line: str, value: float, sign: str, reads: Reads) -> None:
     (promise,) = reads(f"[{table}]\n{line}\n").promises
-    assert promise.least == (pytest.approx(value), sign)
+    assert promise.least.value == pytest.approx(value)
+    assert promise.least.sign == sign
     assert not promise.optional
 
 
@@ -116,13 +117,13 @@ def machine(**facts: Any) -> CheckRecord:
             InfinibandPort(name=f"mlx5_{port}:1", active=port < 3 - number, rate="400 Gb/sec (4X NDR)")
             for port in range(4)
         )
-        fields = {"collectives": lines, "disk": disk, "matmul": matmul, "infiniband": ports}
+        fields: dict[str, Any] = {"collectives": lines, "disk": disk, "matmul": matmul, "infiniband": ports}
         ranks.append(checked(number, **(fields | facts)))
     return record(*ranks, fits=fits(ranks))
 
 
 def statuses(whole: CheckRecord, promises: Promises) -> dict[str, tuple[str, float | None]]:
-    ratios = {}
+    ratios: dict[str, tuple[str, float | None]] = {}
     for each in held(whole, promises):
         ratio = round(each.ratio, 3) if each.ratio is not None else None
         ratios[each.promise.key.rpartition(".")[2]] = (each.status, ratio)

@@ -500,7 +500,7 @@ def _slow_network(record: CheckRecord, group: CheckGroup, bytes_per_second: floa
 
 
 def narrow_pcie(record: CheckRecord) -> Iterable[Finding]:
-    """Warns of GPUs and adapters whose PCIe link has fewer lanes, or is slower, than they need."""
+    """Warns of GPUs and adapters whose PCIe link has fewer lanes, or is slower, than they need; notes older slots."""
     narrow = [rank for rank in record.ranks if _has_narrow_pcie(_links(rank))]
     if narrow:
         links = _links(narrow[0])
@@ -512,6 +512,23 @@ def narrow_pcie(record: CheckRecord) -> Iterable[Finding]:
             "BIOS",
             about=concerning(narrow),
         )
+    in_older_slot = [rank for rank in record.ranks if _is_in_older_slot(_links(rank))]
+    if in_older_slot:
+        links = _links(in_older_slot[0])
+        yield note(
+            kind="pcie-narrow",
+            message=f"the slot of {ranks_named([rank.rank for rank in in_older_slot])} "
+            f"({listed(hosts_of(in_older_slot))}) allows PCIe {links.pcie_generation}, and the GPU "
+            f"{links.pcie_gpu_generation}",
+            advice="See the BIOS's setting of the slot (Gen5, Auto); it matters where GPUs exchange over PCIe, and for "
+            "copies from the host",
+            about=concerning(in_older_slot),
+        )
+    yield from _slow_adapter_slots(record)
+
+
+def _slow_adapter_slots(record: CheckRecord) -> Iterable[Finding]:
+    """Warn of adapters that are faster than their PCIe links."""
     facts_of_adapters: list[str] = []
     hosts: list[str] = []
     for host, ranks in _gpu_ranks_by_host(record).items():
@@ -533,6 +550,13 @@ def _has_narrow_pcie(links: GpuLinks) -> bool:
     if not links.pcie_width or not links.pcie_gpu_width:
         return False
     return links.pcie_width < links.pcie_gpu_width
+
+
+def _is_in_older_slot(links: GpuLinks) -> bool:
+    """Whether a GPU could use a later generation of PCIe than its slot."""
+    if not links.pcie_generation or not links.pcie_gpu_generation:
+        return False
+    return links.pcie_generation < links.pcie_gpu_generation
 
 
 def _slow_adapter_slot(port: InfinibandPort) -> str | None:

@@ -215,13 +215,15 @@ def _are_connected(ranks: Sequence[CheckedRank]) -> bool:
     """
     if not all(_links(rank).nvlink_neighbours for rank in ranks):
         return True
-    reached: set[str | None] = {_links(ranks[0]).pci_address}
-    for _ in ranks:
-        for rank in ranks:
-            neighbours = _neighbours_among(rank, ranks)
-            if _links(rank).pci_address in reached or reached.intersection(neighbours):
-                reached |= {_links(rank).pci_address, *neighbours}
-    return all(_links(rank).pci_address in reached for rank in ranks)
+    unreached = {rank.rank: {_links(rank).pci_address, *_neighbours_among(rank, ranks)} for rank in ranks[1:]}
+    reached = {_links(ranks[0]).pci_address, *_neighbours_among(ranks[0], ranks)}
+    has_grown = True
+    while unreached and has_grown:
+        adjacent = [number for number, addresses in unreached.items() if reached & addresses]
+        for number in adjacent:
+            reached |= unreached.pop(number)
+        has_grown = bool(adjacent)
+    return not unreached
 
 
 def _pcie_between(ranks: Sequence[CheckedRank]) -> _InsideLink | None:

@@ -121,9 +121,10 @@ def test_12_gigabytes_over_18_nvlinks(tmp_path: Path) -> None:
     path.write_text(json.dumps(content | {"format": 5}))
     finding = only(read_check(path))
     assert (finding.kind, finding.severity) == ("slow-inside-nodes", "warning")
-    # 18 links x 20.6 GB/s, by which NCCL reckons.
+    # 18 links x 20.6 GB/s, by which NCCL reckons, and x 25 GB/s.
     assert finding.message == (
-        "all-reduce inside nodes reaches 12.0 GB/s, 0.03 of the 371 GB/s of 18 NVLinks of 25.0 GB/s"
+        "all-reduce inside nodes reaches 12.0 GB/s, 0.03 of the 371 GB/s of 18 NVLinks by NCCL's reckoning "
+        "(peak 450 GB/s)"
     )
     assert "nvidia-smi topo -p2p r" in finding.advice
 
@@ -164,7 +165,7 @@ def test_bridges_between_pairs_leave_the_ring_to_pcie() -> None:
     lines = sweep("inside nodes", "all_reduce", 2, 1e-5, 12e9, SIZES)
     pair = [rank.model_copy(update={"collectives": lines}) for rank in pair]
     finding = only(whole.model_copy(update={"ranks": tuple(pair), "fits": fits(pair)}))
-    assert "of the 240 GB/s of 12 NVLinks of 25.0 GB/s" in finding.message
+    assert "of the 240 GB/s of 12 NVLinks by NCCL's reckoning (peak 300 GB/s)" in finding.message
 
 
 def test_nvlinks_that_are_down() -> None:

@@ -118,7 +118,7 @@ class _InsideLink(NamedTuple):
     """The link by which the GPUs of a host reach each other."""
 
     described: str
-    """ "18 NVLinks of 25.0 GB/s", "PCIe 4 x16"."""
+    """ "18 NVLinks by NCCL's reckoning (peak 450 GB/s)", "PCIe 4 x16"."""
     bytes_per_second: float
     """What an all-reduce could reach on it."""
     expected_share: float
@@ -198,8 +198,9 @@ def _nvlinks_of_rank(rank: CheckedRank, ranks: Sequence[CheckedRank]) -> _Inside
     generation: NvlinkGeneration | None = nvlink_generation(_gpu_name(rank), links.nvlink_generation)
     if generation is None:
         return None
-    peak = rate(generation.peak_bytes_per_second, "B/s")
-    return _InsideLink(f"{counted(count, 'NVLink')} of {peak}", count * generation.nccl_bytes_per_second, _NVLINK_SHARE)
+    peak = rate(count * generation.peak_bytes_per_second, "B/s")
+    described = f"{counted(count, 'NVLink')} by NCCL's reckoning (peak {peak})"
+    return _InsideLink(described, count * generation.nccl_bytes_per_second, _NVLINK_SHARE)
 
 
 def _neighbours_among(rank: CheckedRank, ranks: Sequence[CheckedRank]) -> list[str]:

@@ -1,4 +1,4 @@
-"""NCCL's log of one rank, in the form of its sources (2.12 to 2.30): network, adapters, GPU direct, channels."""
+"""NCCL's log of one rank, in the form of its sources (2.12.12, 2.19.3, 2.30.7): network, adapters, GPU direct, channels."""
 
 from __future__ import annotations
 
@@ -69,6 +69,17 @@ def test_a_plugin_of_another_network() -> None:
     assert line.network == "AWS Libfabric"
     assert (line.adapters, line.adapters_in_use) == (("rdmap16s27-rdma",), ("rdmap16s27-rdma",))
     assert line.channels == {"NET/GDRDMA": 1}
+
+
+def test_an_older_nccl_that_writes_bus_addresses_and_names_no_adapter_again() -> None:
+    """NCCL 2.12: the index in a channel is that of the list of adapters."""
+    line = parsed("""
+n0:5:9 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB ; OOB ib0:10.0.0.1<0>
+n0:5:9 [0] NCCL INFO Using network IB
+n0:5:9 [0] NCCL INFO Channel 00/0 : 0[1a000] -> 8[1a000] [send] via NET/IB/1
+n0:5:9 [0] NCCL INFO Channel 00 : 0[1a000] -> 1[1b000] via SHM/direct/direct
+""")
+    assert (line.adapters_in_use, line.channels) == (("mlx5_1",), {"NET": 1, "SHM": 1})
 
 
 def test_a_log_without_a_word_of_networks(tmp_path: Path) -> None:

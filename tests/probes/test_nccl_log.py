@@ -1,4 +1,4 @@
-"""NCCL's log of one rank, in the form of its sources (2.12.12, 2.19.3, 2.30.7): network, adapters, GPU direct, channels."""
+"""NCCL's log of one rank, in the form of its sources (2.12.12, 2.19.3, 2.30.7): network, adapters, channels."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ not recorded from a machine.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,18 @@ class Answers:
     clock_reasons: int | None = 0
 
 
+@dataclass(frozen=True)
+class FakeLinks:
+    """NVLinks, PCIe and peers of each of two GPUs; None: not supported."""
+
+    states: tuple[int | None, ...] = (1, 1, 0)
+    """Of its NVLinks: 1 is up."""
+    version: int = pynvml.NVML_NVLINK_VERSION_4_0
+    neighbour_kind: int | None = pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
+    peer_status: int | None = pynvml.NVML_P2P_STATUS_OK
+    pcie_width: int = 8
+
+
 class FakeNvml:
     """One GPU that answers `looks` in turn, the last one for ever."""
 
@@ -41,6 +54,8 @@ class FakeNvml:
         self.energy_code = pynvml.NVML_SUCCESS
         self.forbidden: tuple[int, ...] = ()
         """Indices of GPUs that this process may not talk to; NVML counts them all the same."""
+        self.links: FakeLinks | None = None
+        """Given: there are two GPUs, linked like this; None: no such question is answered."""
         self.looked = 0
         self.enough = threading.Event()
         """Set once all of `looks` have been answered."""
@@ -66,6 +81,7 @@ class FakeNvml:
         return int(pynvml.NVML_SUCCESS)
 
     def c_nvmlDeviceGetHandleByUUID(self, uuid: Any, device: Any) -> int:
+        _set_handle(device, 0)
         return int(pynvml.NVML_SUCCESS if uuid.value == UUID.encode() else pynvml.NVML_ERROR_NOT_FOUND)
 
     def c_nvmlDeviceGetIndex(self, device: Any, index: Any) -> int:
@@ -76,10 +92,13 @@ class FakeNvml:
         number = getattr(index, "value", index)
         if number in self.forbidden:
             return int(pynvml.NVML_ERROR_NO_PERMISSION)
+        if self.links is not None:
+            _set_handle(device, number)
+            return int(pynvml.NVML_SUCCESS)
         return int(pynvml.NVML_SUCCESS if number in (0, 3) else pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
     def c_nvmlDeviceGetCount_v2(self, count: Any) -> int:
-        count._obj.value = 1 + len(self.forbidden)
+        count._obj.value = (2 if self.links is not None else 1) + len(self.forbidden)
         return int(pynvml.NVML_SUCCESS)
 
     def c_nvmlDeviceGetUUID(self, device: Any, text: Any, length: Any) -> int:
@@ -159,6 +178,63 @@ class FakeNvml:
     def c_nvmlDeviceGetTotalEnergyConsumption(self, device: Any, millijoules: Any) -> int:
         millijoules._obj.value = self.energy_millijoules
         return int(self.energy_code)
+
+    def _answer_of_links(self, reference: Any, value: int | None) -> int:
+        if self.links is None or value is None:
+            return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        reference._obj.value = value
+        return int(pynvml.NVML_SUCCESS)
+
+    def c_nvmlDeviceGetNvLinkState(self, device: Any, link: int, state: Any) -> int:
+        states = self.links.states if self.links is not None else ()
+        return self._answer_of_links(state, states[link] if link < len(states) else None)
+
+    def c_nvmlDeviceGetNvLinkVersion(self, device: Any, link: int, version: Any) -> int:
+        return self._answer_of_links(version, self.links.version if self.links is not None else None)
+
+    def c_nvmlDeviceGetNvLinkRemoteDeviceType(self, device: Any, link: int, kind: Any) -> int:
+        return self._answer_of_links(kind, self.links.neighbour_kind if self.links is not None else None)
+
+    def c_nvmlDeviceGetNvLinkRemotePciInfo_v2(self, device: Any, link: int, info: Any) -> int:
+        if self.links is None:
+            return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        info._obj.busId = _bus_id(1 - _number(device))
+        return int(pynvml.NVML_SUCCESS)
+
+    def c_nvmlDeviceGetPciInfo_v3(self, device: Any, info: Any) -> int:
+        if self.links is None:
+            return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        info._obj.busId = _bus_id(_number(device))
+        return int(pynvml.NVML_SUCCESS)
+
+    def c_nvmlDeviceGetP2PStatus(self, device: Any, other: Any, capability: int, status: Any) -> int:
+        assert capability == 0  # NVML_P2P_CAPS_INDEX_READ
+        return self._answer_of_links(status, self.links.peer_status if self.links is not None else None)
+
+    def c_nvmlDeviceGetMaxPcieLinkGeneration(self, device: Any, generation: Any) -> int:
+        return self._answer_of_links(generation, 4)
+
+    def c_nvmlDeviceGetGpuMaxPcieLinkGeneration(self, device: Any, generation: Any) -> int:
+        return self._answer_of_links(generation, 5)
+
+    def c_nvmlDeviceGetCurrPcieLinkWidth(self, device: Any, width: Any) -> int:
+        return self._answer_of_links(width, self.links.pcie_width if self.links is not None else None)
+
+    def c_nvmlDeviceGetMaxPcieLinkWidth(self, device: Any, width: Any) -> int:
+        return self._answer_of_links(width, 16)
+
+
+def _set_handle(device: Any, number: int) -> None:
+    """Lets a handle, which is a pointer, point to 1 + the number of its GPU."""
+    ctypes.cast(device, ctypes.POINTER(ctypes.c_void_p))[0] = 1 + number
+
+
+def _number(handle: Any) -> int:
+    return (ctypes.cast(handle, ctypes.c_void_p).value or 1) - 1
+
+
+def _bus_id(number: int) -> bytes:
+    return b"00000000:%02X:00.0" % (0x1A + number)
 
 
 def installed(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:

@@ -39,6 +39,39 @@ INTERFACE = st.fixed_dictionaries(
 )
 
 
+ANY_COUNT = st.sampled_from([0, 1, 18, 2**31 - 1])
+ADDRESS = st.sampled_from(["switch", "0000:00:00.0", "0000:01:00.0"]) | ANY_TEXT
+LINKS = st.fixed_dictionaries(
+    {},
+    optional={
+        "pci_address": maybe(ADDRESS), "pcie_generation": maybe(st.integers(0, 7)),
+        "pcie_gpu_generation": maybe(st.integers(0, 7)), "pcie_width": maybe(ANY_COUNT),
+        "pcie_gpu_width": maybe(ANY_COUNT), "nvlink_generation": maybe(st.integers(0, 7)),
+        "nvlinks_up": maybe(ANY_COUNT), "nvlinks_down": maybe(ANY_COUNT),
+        "nvlink_neighbours": st.lists(ADDRESS, max_size=3).map(tuple),
+        "peers": st.dictionaries(ADDRESS, st.sampled_from(["ok", "not supported"]) | ANY_TEXT, max_size=2),
+    },
+)  # fmt: skip
+PORT = st.fixed_dictionaries(
+    {
+        "name": st.sampled_from(["mlx5_0:1", "mlx5_1:1"]) | ANY_TEXT, "active": st.booleans(),
+        "rate": st.sampled_from(["400 Gb/sec (4X NDR)", "0 Gb/sec", "99999.999 Gb/sec"]) | ANY_TEXT,
+        "pcie_speed": maybe(st.sampled_from(["32.0 GT/s PCIe", "2.5 GT/s PCIe"]) | ANY_TEXT),
+        "pcie_width": maybe(ANY_COUNT),
+    }
+)  # fmt: skip
+NCCL = st.fixed_dictionaries(
+    {
+        "network": maybe(st.sampled_from(["IB", "Socket"]) | ANY_TEXT), "adapters": st.just(()),
+        "adapters_in_use": st.lists(st.sampled_from(["mlx5_0", "mlx5_0+mlx5_1"]) | ANY_TEXT, max_size=2).map(tuple),
+        "adapters_without_gpu_direct": st.just(()),
+        "channels": st.dictionaries(st.sampled_from(["P2P", "SHM", "NET", "NET/GDRDMA"]), ANY_COUNT, max_size=3),
+        "problems": st.lists(ANY_TEXT, max_size=1).map(tuple),
+    }
+)  # fmt: skip
+NCCL_SETTINGS = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_IB_HCA", "NCCL_NET_GDR_LEVEL")
+
+
 @st.composite
 def ranks(draw: st.DrawFn) -> CheckedRank:
     rank = draw(st.integers(0, 5))
@@ -49,12 +82,15 @@ def ranks(draw: st.DrawFn) -> CheckedRank:
         "backend": draw(st.sampled_from(["gloo", "nccl", None, "\x1b"])),
         "settings": draw(
             st.dictionaries(
-                st.sampled_from(["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_DISABLE"]), ANY_TEXT, max_size=2
+                st.sampled_from(["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_DISABLE", *NCCL_SETTINGS]),
+                ANY_TEXT,
+                max_size=2,
             )
         ),
         "git_revision": None,
         "device": {
-            "type": "cpu", "name": draw(ANY_TEXT), "memory_bytes": draw(maybe(st.integers(-(2**62), 2**62))),
+            "type": "cpu", "name": draw(ANY_TEXT | st.just("NVIDIA H200")),
+            "memory_bytes": draw(maybe(st.integers(-(2**62), 2**62))),
             "driver": draw(maybe(ANY_TEXT)),
         },
     }  # fmt: skip
@@ -62,7 +98,9 @@ def ranks(draw: st.DrawFn) -> CheckedRank:
         "rank": rank, "world_size": 2, "local_rank": 0, "environment": environment,
         "host_cores": draw(st.integers(0, 2**31 - 1)), "cpu_throttled_seconds": draw(maybe(ANY_SECONDS)),
         "hostname_addresses": tuple(draw(st.lists(ANY_TEXT, max_size=2))),
-        "interfaces": tuple(draw(st.lists(INTERFACE, max_size=3))), "infiniband": (),
+        "interfaces": tuple(draw(st.lists(INTERFACE, max_size=3))),
+        "infiniband": tuple(draw(st.lists(PORT, max_size=2))), "gpu_links": draw(maybe(LINKS)),
+        "gpu_direct_modules": draw(st.sampled_from([None, (), ("nvidia_peermem",)])),
     }  # fmt: skip
     collective = st.fixed_dictionaries(
         {
@@ -92,6 +130,7 @@ def ranks(draw: st.DrawFn) -> CheckedRank:
             "rank": rank,
             "facts": draw(maybe(st.just(FactsLine.model_validate(facts)))),
             "collectives": tuple(draw(st.lists(collective, max_size=6))),
+            "nccl": draw(maybe(NCCL)),
             "matmul": draw(maybe(st.just({"dtype": "fp32", "size": 1, "flops_per_second": rate}))),
             "compute": draw(maybe(st.just(compute))),
             "disk": draw(maybe(st.just(disk))),

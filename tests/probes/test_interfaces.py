@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vitscale.probes.host import hostname_addresses, infiniband_ports, interfaces
+from vitscale.probes.host import gpu_direct_modules, hostname_addresses, infiniband_ports, interfaces
 
 
 def make(folder: Path, name: str, *, real: bool = True, **files: str) -> None:
@@ -53,3 +53,34 @@ def test_infiniband_ports(tmp_path: Path) -> None:
 
 def test_the_hosts_own_name_resolves_to_addresses_or_to_none() -> None:
     assert all("." in address or ":" in address for address in hostname_addresses())
+
+
+def test_where_an_adapter_sits(tmp_path: Path) -> None:
+    """As /sys/class/infiniband has it, where `device` leads to the PCI device."""
+    port = tmp_path / "mlx5_0" / "ports" / "1"
+    device = tmp_path / "mlx5_0" / "device"
+    port.mkdir(parents=True)
+    device.mkdir()
+    for file, text in (
+        (port / "state", "4: ACTIVE"),
+        (port / "rate", "400 Gb/sec (4X NDR)"),
+        (port / "link_layer", "InfiniBand"),
+        (device / "numa_node", "1"),
+        (device / "current_link_speed", "32.0 GT/s PCIe"),
+        (device / "current_link_width", "16"),
+    ):
+        file.write_text(text + "\n")
+    (found,) = infiniband_ports(tmp_path)
+    assert (found.link_layer, found.numa_node) == ("InfiniBand", 1)
+    assert (found.pcie_speed, found.pcie_width) == ("32.0 GT/s PCIe", 16)
+    (device / "numa_node").write_text("-1\n")  # a virtual machine whose firmware does not say
+    assert infiniband_ports(tmp_path)[0].numa_node is None
+
+
+def test_modules_by_which_adapters_read_gpu_memory(tmp_path: Path) -> None:
+    modules = tmp_path / "modules"
+    modules.write_text("nvidia_peermem 16384 0 - Live 0x0\nib_core 491520 9 rdma_cm,nvidia_peermem, Live 0x0\n")
+    assert gpu_direct_modules(modules) == ("nvidia_peermem",)
+    modules.write_text("ib_core 491520 9 rdma_cm, Live 0x0\n")
+    assert gpu_direct_modules(modules) == ()
+    assert gpu_direct_modules(tmp_path / "missing") is None

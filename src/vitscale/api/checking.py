@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,18 @@ from typing_extensions import override
 
 from vitscale import preflight
 from vitscale.api.arguments import LaunchOptions, StrPath, overlay_of, path_or_none, progress_console
+from vitscale.api.new_files import refuse_existing, write_new
+from vitscale.preflight.delivery import HeldPromise, delivery_blocks, delivery_fields, held, measured_promises
 from vitscale.preflight.judging import check_document, check_fields
+from vitscale.preflight.promises import promises_text, read_promises
 from vitscale.preflight.training_proofs import Proof
 from vitscale.present.document import Document, Finding, counts_of
 from vitscale.present.units import counted
 from vitscale.present.verb_result import VerbResult
 from vitscale.store.checks import CheckRecord
+
+_LARGE_MESSAGE_BYTES = 64 << 20
+"""A check without messages as large as this was a quick one."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -30,14 +36,19 @@ class CheckResult(VerbResult):
     """Findings, the most severe first."""
     stored: Path
     """The file that the check is stored in; `predict` and `run` take it."""
+    promises: tuple[HeldPromise, ...] = ()
+    """What was promised of the machine (`expect`), and what was measured of it; empty where nothing was."""
+    expected_by: Path | None = None
+    """The file of the promises; None where none was given."""
 
     verb = "check"
     unread = None
 
     @property
     def has_errors(self) -> bool:
-        """Whether training would not start."""
-        return any(finding.severity == "error" for finding in self.findings)
+        """Whether training would not start, or a promise is broken."""
+        has_broken_promise = any(promise.is_broken for promise in self.promises)
+        return has_broken_promise or any(finding.severity == "error" for finding in self.findings)
 
     @property
     @override
@@ -46,11 +57,19 @@ class CheckResult(VerbResult):
 
     @override
     def _answer_fields(self) -> Mapping[str, Any]:
-        return check_fields(self.record, self.findings, self.stored)
+        expected = delivery_fields(self.promises) if self.expected_by is not None else None
+        return {**check_fields(self.record, self.findings, self.stored), "expected": expected}
 
     @override
     def _answer_document(self) -> Document:
-        return check_document(self.record, self.findings, self.stored)
+        document = check_document(self.record, self.findings, self.stored)
+        if self.expected_by is None:
+            return document
+        is_quick = max(self.record.request.sweep.sizes_bytes, default=0) < _LARGE_MESSAGE_BYTES
+        delivery = delivery_blocks(self.promises, self.expected_by, quick=is_quick)
+        stops_training = any(finding.severity == "error" for finding in self.findings)
+        blocks = (*document.blocks, *delivery) if stops_training else (*delivery, *document.blocks)
+        return replace(document, blocks=blocks)
 
 
 @dataclass(frozen=True, repr=False)
@@ -101,6 +120,8 @@ def check(
     output: StrPath | None = None,
     ranks_per_node: int | None = None,
     quick: bool = False,
+    expect: StrPath | None = None,
+    save_expect: StrPath | None = None,
     launch: LaunchOptions | None = None,
     console: Console | None = None,
 ) -> CheckResult:
@@ -112,6 +133,8 @@ def check(
         output: the results folder that the check is stored in; None: the user's own folder of checks.
         ranks_per_node: ranks on each host; None: the study's, else one a GPU.
         quick: small messages and short measurements.
+        expect: a TOML file of what was promised of the machine, which the check is held against.
+        save_expect: a new file for what is measured, in that form.
         launch: how ranks are started and where; None: as the study says.
         console: where a line for the one who waits goes; None: standard error.
 
@@ -119,7 +142,7 @@ def check(
         What was measured (seconds, bytes, FLOP/s, images/s), and findings with what to do about them.
 
     Raises:
-        RequestError: the study, the hosts or the data cannot be used.
+        RequestError: the study, the hosts, the data or the file of promises cannot be used; or `save_expect` is there.
         StoreError: the folder cannot be written.
         VitscaleError: interrupted; nothing is stored.
 
@@ -128,6 +151,11 @@ def check(
         >>> checked.record.request.world.size
         1
     """
+    expected_by = path_or_none(expect)
+    promises = read_promises(expected_by) if expected_by is not None else None
+    new_file = path_or_none(save_expect)
+    if new_file is not None:
+        refuse_existing(new_file, "--save-expect")
     target = preflight.check_target(path_or_none(study), overlay_of(launch), overrides)
     request = preflight.request(target, ranks_per_node=ranks_per_node, quick=quick)
     progress = progress_console(console)
@@ -136,7 +164,10 @@ def check(
         progress.print(line, highlight=False)
 
     record, stored = preflight.run_check(target, request, path_or_none(output), say)
-    return CheckResult(record, preflight.judged(record), stored)
+    if new_file is not None:
+        write_new(new_file, promises_text(measured_promises(record, new_file)), "--save-expect")
+    held_promises = held(record, promises) if promises is not None else ()
+    return CheckResult(record, preflight.judged(record), stored, held_promises, expected_by)
 
 
 def check_training(

@@ -2,26 +2,45 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from vitscale.errors import RequestError, shown
 
 
-def write_new(path: Path, text: str) -> None:
+def refuse_existing(path: Path, option: str) -> None:
+    """Refuse a file that exists already, before the work whose result it is to hold.
+
+    Raises:
+        RequestError: it exists, or its name cannot be one.
+    """
+    try:
+        exists = os.path.lexists(path)
+    except ValueError as error:  # a NUL in the name
+        raise RequestError(f"{shown(str(path))} cannot be written: {error}") from None
+    if exists:
+        raise RequestError(f"{shown(str(path))} is there already", next_step=f"Name another file with {option}")
+
+
+def write_new(path: Path, text: str, option: str = "-o") -> None:
     """Write a file that does not exist yet, and make its folder where that is missing.
+
+    `option`: the one that names the file, for messages.
 
     Raises:
         RequestError: it exists, cannot be written, or is `-`.
     """
     if str(path) == "-":
-        raise RequestError("-o - names no file", next_step="Name one with -o, or leave -o out")
+        raise RequestError(f"{option} - names no file", next_step=f"Name one with {option}, or leave {option} out")
     try:
         if not path.parent.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise RequestError(f"{shown(str(path))} is there already", next_step="Name another file with -o") from None
+        raise RequestError(
+            f"{shown(str(path))} is there already", next_step=f"Name another file with {option}"
+        ) from None
     except (OSError, ValueError) as error:  # a NUL in the name
         reason = getattr(error, "strerror", None) or error
         raise RequestError(f"{shown(str(path))} cannot be written: {reason}") from None

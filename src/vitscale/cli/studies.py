@@ -136,6 +136,12 @@ def check(
     output: Annotated[Path | None, option("-o --output", "RESULTS", "Results folder that it is stored in.")] = None,
     ranks_per_node: Annotated[int | None, option("--ranks-per-node", "M", "Ranks on each host.")] = None,
     quick: Annotated[bool, option("--quick", "", "Small messages and short measurements.")] = False,
+    expect: Annotated[
+        Path | None, option("--expect", "FILE", "What was promised of the machine; exits with 1 where it is not kept.")
+    ] = None,
+    save_expect: Annotated[
+        Path | None, option("--save-expect", "FILE", "Write what is measured as such a file, which must be new.")
+    ] = None,
     training: Annotated[
         bool, option("--training", "", "Train a tiny run of each engine instead, and prove what is measured.")
     ] = False,
@@ -150,7 +156,7 @@ def check(
     launch = vitscale.LaunchOptions(launcher, scheduler, hostfile, site)
     console = base.ProgramConsole(stderr=True)
     if training:
-        _refuse_options_beside_training(study, quick=quick)
+        _refuse_options_beside_training(study, quick=quick, expects=expect is not None or save_expect is not None)
         proved = vitscale.check_training(output=output, ranks_per_node=ranks_per_node, launch=launch, console=console)
         base.show_result(proved, json=json, verbose=verbose)
         raise typer.Exit(int(proved.has_errors))
@@ -160,6 +166,8 @@ def check(
         output=output,
         ranks_per_node=ranks_per_node,
         quick=quick,
+        expect=expect,
+        save_expect=save_expect,
         launch=launch,
         console=console,
     )
@@ -168,7 +176,7 @@ def check(
         raise typer.Exit(1)
 
 
-def _refuse_options_beside_training(study: Path | None, *, quick: bool) -> None:
+def _refuse_options_beside_training(study: Path | None, *, quick: bool, expects: bool) -> None:
     """Refuse options beside --training that are for the check without it.
 
     Raises:
@@ -176,6 +184,9 @@ def _refuse_options_beside_training(study: Path | None, *, quick: bool) -> None:
     """
     if quick:
         message = "--training brings runs of its own, and --quick is of the other check"
+        raise RequestError(message, next_step="Leave one of them out")
+    if expects:
+        message = "--training proves records, and --expect and --save-expect are of the other check"
         raise RequestError(message, next_step="Leave one of them out")
     if study is not None:
         raise RequestError("--training brings runs of its own, and a study is given", next_step="Leave one of them out")

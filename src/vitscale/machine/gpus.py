@@ -53,10 +53,10 @@ def visible_gpus() -> tuple[Gpu, ...]:
         return ()
     gpus: tuple[Gpu, ...] = ()
     try:
-        with _started_nvml() as nvml:
+        with started_nvml() as nvml:
             gpus = _all_gpus(nvml)
         nvml_problem = "NVML tells of none that this process may use"
-    except _NvmlFailed as error:
+    except NvmlFailed as error:
         nvml_problem = str(error)
     selected = select_visible(gpus, visible)
     if not selected:
@@ -95,7 +95,7 @@ def host_gpus() -> tuple[Gpu, ...]:
 
     Return none where NVML cannot be asked.
     """
-    with contextlib.suppress(_NvmlFailed), _started_nvml() as nvml:
+    with contextlib.suppress(NvmlFailed), started_nvml() as nvml:
         return _all_gpus(nvml)
     return ()
 
@@ -173,7 +173,7 @@ def gpu_settings(uuid: str) -> dict[str, Any]:
     be asked.
     """
     try:
-        with _started_nvml() as nvml:
+        with started_nvml() as nvml:
             handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
             answers = {
                 "power_limit_watts": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
@@ -189,36 +189,36 @@ def gpu_settings(uuid: str) -> dict[str, Any]:
                 "pcie_generation": lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle),
                 "pcie_width": lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle),
             }
-            settings: dict[str, Any] = {name: _answer_or_none(nvml, ask) for name, ask in answers.items()}
+            settings: dict[str, Any] = {name: answer_or_none(nvml, ask) for name, ask in answers.items()}
             return settings | {"nvlinks": _links_up(nvml, handle)}
-    except _NvmlFailed:
+    except NvmlFailed:
         return {}
 
 
 def gpu_with_uuid(uuid: str) -> Gpu | None:
     """Return the GPU with this UUID, from NVML; None where NVML does not know it or cannot be asked."""
     try:
-        with _started_nvml() as nvml:
+        with started_nvml() as nvml:
             return _read_gpu(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
-    except _NvmlFailed:
+    except NvmlFailed:
         return None
 
 
-class _NvmlFailed(Exception):
+class NvmlFailed(Exception):
     """NVML is not there, or answers nothing."""
 
 
 @contextlib.contextmanager
-def _started_nvml() -> Iterator[Any]:
+def started_nvml() -> Iterator[Any]:
     """Give the module pynvml, started.
 
     Raises:
-        _NvmlFailed: it cannot be imported or started, or a question in the block has no answer.
+        NvmlFailed: it cannot be imported or started, or a question in the block has no answer.
     """
     try:
         import pynvml
     except ImportError as error:
-        raise _NvmlFailed(f"pynvml cannot be imported: {error}") from None
+        raise NvmlFailed(f"pynvml cannot be imported: {error}") from None
     try:
         pynvml.nvmlInit()
         try:
@@ -226,10 +226,10 @@ def _started_nvml() -> Iterator[Any]:
         finally:
             pynvml.nvmlShutdown()
     except (pynvml.NVMLError, OSError) as error:
-        raise _NvmlFailed(f"NVML: {error}") from None
+        raise NvmlFailed(f"NVML: {error}") from None
 
 
-def _answer_or_none(nvml: Any, ask: Callable[[], _T]) -> _T | None:
+def answer_or_none(nvml: Any, ask: Callable[[], _T]) -> _T | None:
     """Return what `ask` returns; None where this GPU, driver or pynvml has no answer."""
     try:
         return ask()
@@ -248,14 +248,14 @@ def _all_gpus(nvml: Any) -> tuple[Gpu, ...]:
 
 def _read_gpu(nvml: Any, handle: Any) -> Gpu:
     """Return the GPU with a handle of NVML's, and its slices."""
-    memory_bytes = _answer_or_none(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    is_in_mig_mode = _answer_or_none(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle)[0])
+    memory_bytes = answer_or_none(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    is_in_mig_mode = answer_or_none(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle)[0])
     gpu = Gpu(
         uuid=nvml.nvmlDeviceGetUUID(handle),
         name=nvml.nvmlDeviceGetName(handle),
         memory_bytes=None if memory_bytes is None else int(memory_bytes),
-        driver=_answer_or_none(nvml, nvml.nvmlSystemGetDriverVersion),
-        compute_capability=_answer_or_none(nvml, lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle)),
+        driver=answer_or_none(nvml, nvml.nvmlSystemGetDriverVersion),
+        compute_capability=answer_or_none(nvml, lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle)),
         numa_node=_numa_node(nvml, handle),
     )
     if not is_in_mig_mode:
@@ -265,16 +265,16 @@ def _read_gpu(nvml: Any, handle: Any) -> Gpu:
 
 def _read_slices(nvml: Any, handle: Any, gpu: Gpu) -> Iterator[Gpu]:
     """Yield the slices of a GPU in MIG mode; they have the GPU's properties, but less memory."""
-    count = _answer_or_none(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0
+    count = answer_or_none(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0
     for index in range(count):
-        slice_handle = _answer_or_none(nvml, partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index))
+        slice_handle = answer_or_none(nvml, partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index))
         if slice_handle is None:
             continue
-        uuid = _answer_or_none(nvml, partial(nvml.nvmlDeviceGetUUID, slice_handle))
+        uuid = answer_or_none(nvml, partial(nvml.nvmlDeviceGetUUID, slice_handle))
         if uuid is None:
             continue
-        memory = _answer_or_none(nvml, partial(nvml.nvmlDeviceGetMemoryInfo, slice_handle))
-        name = _answer_or_none(nvml, partial(nvml.nvmlDeviceGetName, slice_handle))
+        memory = answer_or_none(nvml, partial(nvml.nvmlDeviceGetMemoryInfo, slice_handle))
+        name = answer_or_none(nvml, partial(nvml.nvmlDeviceGetName, slice_handle))
         yield replace(
             gpu,
             uuid=uuid,
@@ -291,7 +291,7 @@ def _numa_node(nvml: Any, handle: Any) -> int | None:
 
 def _numa_node_of_kernel(nvml: Any, handle: Any) -> int | None:
     """Return the memory node that the kernel has for the GPU as a PCI device; None where it has none."""
-    bus = _answer_or_none(nvml, lambda: nvml.nvmlDeviceGetPciInfo(handle).busId)
+    bus = answer_or_none(nvml, lambda: nvml.nvmlDeviceGetPciInfo(handle).busId)
     if bus is None:
         return None
     nvml_name = bus.decode("ascii", "replace") if isinstance(bus, bytes) else str(bus)
@@ -306,7 +306,7 @@ def _numa_node_of_kernel(nvml: Any, handle: Any) -> int | None:
 
 def _numa_node_of_nvml(nvml: Any, handle: Any) -> int | None:
     """Return the memory node to which the GPU has affinity by NVML; None where that is not exactly one."""
-    words = _answer_or_none(
+    words = answer_or_none(
         nvml, lambda: list(nvml.nvmlDeviceGetMemoryAffinity(handle, 4, nvml.NVML_AFFINITY_SCOPE_NODE))
     )
     nodes: list[int] = []
@@ -319,7 +319,7 @@ def _links_up(nvml: Any, handle: Any) -> int | None:
     """Return the number of NVLinks that are up; None where NVML does not know the state of any link."""
     known_states = []
     for link in range(getattr(nvml, "NVML_NVLINK_MAX_LINKS", 18)):
-        state = _answer_or_none(nvml, partial(nvml.nvmlDeviceGetNvLinkState, handle, link))
+        state = answer_or_none(nvml, partial(nvml.nvmlDeviceGetNvLinkState, handle, link))
         if state is not None:
             known_states.append(state)
     if not known_states:

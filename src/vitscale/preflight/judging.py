@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitscale.preflight import host_verdicts, network_verdicts, pace_verdicts, reach_verdicts
+from vitscale.preflight import host_verdicts, link_verdicts, network_verdicts, pace_verdicts, reach_verdicts
 from vitscale.preflight.pace_verdicts import checked_rank_speeds, rates, relative_speeds
 from vitscale.preflight.verdict import host_of
 from vitscale.present import document as doc
@@ -47,7 +47,16 @@ RULES: tuple[Callable[[CheckRecord], Iterable[doc.Finding]], ...] = (
     host_verdicts.too_few_cores,
     host_verdicts.versions_differ,
     host_verdicts.drivers_differ,
+    link_verdicts.nvlinks_down,
+    link_verdicts.peer_access_off,
+    link_verdicts.slow_inside_nodes,
+    link_verdicts.network_over_sockets,
+    link_verdicts.adapters_unused,
+    link_verdicts.no_gpu_direct,
+    link_verdicts.adapters_differ,
+    link_verdicts.narrow_pcie,
     network_verdicts.slow_link,
+    link_verdicts.slow_adapters,
     host_verdicts.slow_groups,
     host_verdicts.groups_across_hosts,
     host_verdicts.no_groups,

@@ -20,6 +20,10 @@ _RECORD_BYTES = 300
 """Bytes of about one step of one rank."""
 _RECORDS = 20
 """Number of records that are timed."""
+_PIECE_BYTES = 16 << 20
+_MOST_WRITTEN_BYTES = 256 << 20
+_WRITING_SECONDS = 1.0
+"""A large file is written in pieces of `_PIECE_BYTES`, up to this size and for this long."""
 
 
 class RecordTimes(NamedTuple):
@@ -56,6 +60,36 @@ def time_records(folder: Path, rank: int) -> RecordTimes:
         os.close(file)
         path.unlink(missing_ok=True)
     return RecordTimes(_RECORD_BYTES, tuple(seconds))
+
+
+def write_rate(folder: Path, rank: int) -> float | None:
+    """Writes a large file of this rank in pieces that are each forced to disk, and returns its bytes per second.
+
+    The file grows to `_MOST_WRITTEN_BYTES`, or for `_WRITING_SECONDS`, and is removed. Its content is random, so that
+    no file system makes it smaller.
+
+    Returns:
+        None where the disk has not ten times that much room.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    if free_bytes(folder) < 10 * _MOST_WRITTEN_BYTES:
+        return None
+    path = folder / f".written-{rank}"
+    piece = os.urandom(_PIECE_BYTES)
+    written_bytes = 0
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        began = time.perf_counter()
+        while written_bytes < _MOST_WRITTEN_BYTES and time.perf_counter() - began < _WRITING_SECONDS:
+            written_bytes += os.write(file, piece)
+            os.fsync(file)
+        seconds = time.perf_counter() - began
+    finally:
+        os.close(file)
+        path.unlink(missing_ok=True)
+    return written_bytes / seconds
 
 
 def write_sign(folder: Path, text: str) -> None:
@@ -177,14 +211,41 @@ def _ipv4_with_prefix(address: Any) -> str:
 
 def infiniband_ports(folder: Path = Path("/sys/class/infiniband")) -> tuple[InfinibandPort, ...]:
     """Returns the ports of all InfiniBand and RoCE adapters; empty where there is none."""
-    return tuple(
-        InfinibandPort(
-            name=f"{port.parent.parent.name}:{port.name}",
-            active="ACTIVE" in (kernel_text(port / "state") or ""),
-            rate=kernel_text(port / "rate") or "unavailable",
-        )
-        for port in sorted(folder.glob("*/ports/*"))
+    return tuple(_infiniband_port(port) for port in sorted(folder.glob("*/ports/*")))
+
+
+def _infiniband_port(port: Path) -> InfinibandPort:
+    """Returns one port, from its folder of the kernel's: mlx5_0/ports/1."""
+    adapter = port.parent.parent
+    return InfinibandPort(
+        name=f"{adapter.name}:{port.name}",
+        active="ACTIVE" in (kernel_text(port / "state") or ""),
+        rate=kernel_text(port / "rate") or "unavailable",
+        link_layer=kernel_text(port / "link_layer"),
+        numa_node=_kernel_count(adapter / "device" / "numa_node"),
+        pcie_speed=kernel_text(adapter / "device" / "current_link_speed"),
+        pcie_width=_kernel_count(adapter / "device" / "current_link_width"),
     )
+
+
+def _kernel_count(path: Path) -> int | None:
+    """Returns the number in a kernel's file; None where there is none, or -1 for "unknown"."""
+    text = kernel_text(path) or ""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+GPU_DIRECT_MODULES = ("nvidia_peermem", "nv_peer_mem")
+"""Kernel modules by which an InfiniBand adapter reads and writes the memory of a GPU; the second is the older one."""
+
+
+def gpu_direct_modules(modules: Path = Path("/proc/modules")) -> tuple[str, ...] | None:
+    """Returns those of `GPU_DIRECT_MODULES` that are loaded; None where the kernel's list cannot be read."""
+    try:
+        text = modules.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    loaded = {line.split(" ", 1)[0] for line in text.splitlines()}
+    return tuple(name for name in GPU_DIRECT_MODULES if name in loaded)
 
 
 def hostname_addresses() -> tuple[str, ...]:

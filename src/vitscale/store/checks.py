@@ -8,6 +8,8 @@ Format history (`FORMAT`):
   4  what groups of ranks that share a model exchange: CheckRequest.exchanges, empty in format 3, and groups by it.
   5  which vitscale: CheckRecord.vitscale, null in older formats; "vitscale's measuring code" among the versions of
      a rank's environment.
+  6  the links of GPUs and adapters: FactsLine.gpu_links and gpu_direct_modules, four fields of InfinibandPort, and
+     NcclLine; and DiskLine.write_bytes_per_second. All are null in older formats.
 
 A reader accepts the formats from `OLDEST_FORMAT` to its own; others are refused by name (`store.formats`).
 """
@@ -42,7 +44,7 @@ from vitscale.store.writing import write_record
 from vitscale.trial.parallel import RankLayout
 from vitscale.trial.trial import DeviceName, Precision, Trial, World
 
-FORMAT = 5
+FORMAT = 6
 OLDEST_FORMAT = 3
 READABLE_CHECKS = ReadableFormats("check", OLDEST_FORMAT, FORMAT)
 
@@ -135,6 +137,37 @@ class InfinibandPort(Record):
     active: bool
     rate: str
     """In the kernel's words: "100 Gb/sec (4X EDR)"."""
+    link_layer: str | None = None
+    """In the kernel's words: "InfiniBand" or "Ethernet" (RoCE)."""
+    numa_node: CheckCount | None = None
+    """The memory node that the adapter is attached to."""
+    pcie_speed: str | None = None
+    """Speed of a PCIe lane of the adapter, in the kernel's words: "32.0 GT/s PCIe"."""
+    pcie_width: CheckCount | None = None
+    """PCIe lanes that are in use."""
+
+
+class GpuLinks(Record):
+    """The links of a rank's GPU; null where NVML does not know them."""
+
+    pci_address: str | None = None
+    """As the kernel writes it: "0000:3b:00.0"."""
+    pcie_generation: CheckCount | None = None
+    """The highest generation that both GPU and slot allow."""
+    pcie_gpu_generation: CheckCount | None = None
+    """The highest generation that the GPU allows."""
+    pcie_width: CheckCount | None = None
+    """PCIe lanes that are in use."""
+    pcie_gpu_width: CheckCount | None = None
+    """PCIe lanes that GPU and slot allow."""
+    nvlink_generation: CheckCount | None = None
+    nvlinks_up: CheckCount | None = None
+    nvlinks_down: CheckCount | None = None
+    """NVLinks that the GPU has, and that are not up."""
+    nvlink_neighbours: tuple[str, ...] = ()
+    """Where each NVLink that is up leads, as far as it is known: "switch", or the PCI address of another GPU."""
+    peers: dict[str, str] = Field(default={})
+    """PCI address of another GPU of the host -> "ok" where this GPU may read its memory directly, else why not."""
 
 
 class StageLine(RankLine):
@@ -165,6 +198,29 @@ class FactsLine(RankLine):
     """Addresses of the host's own name, in order; empty where it resolves to nothing."""
     interfaces: tuple[Interface, ...]
     infiniband: tuple[InfinibandPort, ...]
+    gpu_links: GpuLinks | None = None
+    """Null on a CPU, and in formats before 6."""
+    gpu_direct_modules: tuple[str, ...] | None = None
+    """Those of `probes.host.GPU_DIRECT_MODULES` that the kernel has loaded; null in formats before 6."""
+
+
+class NcclLine(RankLine):
+    """What one rank's NCCL wrote into its log (NCCL_DEBUG=INFO) on how it reaches the others."""
+
+    kind: Literal["nccl"] = "nccl"
+    network: str | None
+    """The network that it took: "IB", "Socket", "AWS Libfabric"; null where it named none."""
+    adapters: tuple[str, ...]
+    """Names of the adapters that it may use, as "mlx5_0:1"; for another network than IB as that calls them."""
+    adapters_in_use: tuple[str, ...]
+    """Names of the adapters through which this rank sends or receives: "mlx5_0"; "mlx5_0+mlx5_1" for two as one."""
+    adapters_without_gpu_direct: tuple[str, ...]
+    """Adapters of which it says that GPU memory cannot be read by them."""
+    channels: dict[str, CheckCount]
+    """Connections to other ranks by their transport: "P2P" (GPU to GPU), "SHM" (through the host's memory),
+    "NET/GDRDMA" (adapter reads GPU memory), "NET" (through the host's memory)."""
+    problems: tuple[str, ...] = ()
+    """Lines on peer access that is disabled."""
 
 
 class ReachLine(RankLine):
@@ -233,6 +289,8 @@ class DiskLine(RankLine):
     """Seconds until this rank saw a file of rank 0; null where it did not, or ranks had not found each other."""
     seen_reason: str = ""
     """Why `seen_seconds` is null."""
+    write_bytes_per_second: Rate | None = None
+    """Rate at which one rank of each host writes a large file that is safe on the disk; null on its other ranks."""
 
 
 class CheckedRank(RankLines):
@@ -242,6 +300,8 @@ class CheckedRank(RankLines):
     facts: FactsLine | None = None
     reach: ReachLine | None = None
     collectives: tuple[CollectiveLine, ...] = ()
+    nccl: NcclLine | None = None
+    """Null for gloo, where NCCL's log could not be had, and in formats before 6."""
     matmul: MatmulLine | None = None
     compute: ComputeLine | None = None
     loader: LoaderLine | None = None

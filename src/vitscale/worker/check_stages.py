@@ -21,8 +21,9 @@ import torch.distributed as dist
 
 from vitscale import sources
 from vitscale.datasets.batches import Batches, EpochOrder
+from vitscale.machine.gpu_links import gpu_links
 from vitscale.machine.hardware import cpu_throttled_seconds
-from vitscale.probes import host
+from vitscale.probes import host, nccl_log
 from vitscale.probes.collective_sweep import sweep
 from vitscale.probes.gpu_monitor import gpu_monitor
 from vitscale.probes.matmul import compute_speed, measured_matmul
@@ -190,6 +191,8 @@ class _Measurements:
         self._log = log
         self._folder = folder
         self._device = device
+        self._nccl_log: Path | None = None
+        """The file into which this rank's NCCL logs; None without NCCL, or where the user chose another place."""
         self.can_meet = False
         """Whether there are other ranks, and they can be expected to come where this one waits for them."""
         self.pins_memory = False
@@ -209,8 +212,16 @@ class _Measurements:
                 hostname_addresses=host.hostname_addresses(),
                 interfaces=host.interfaces(),
                 infiniband=host.infiniband_ports(),
+                gpu_links=self._gpu_links(),
+                gpu_direct_modules=host.gpu_direct_modules(),
             )
         )
+
+    def _gpu_links(self) -> checks.GpuLinks | None:
+        """Returns the links of this rank's GPU; None on a CPU, and where the driver cannot be asked."""
+        uuid = gpu_uuid(self._device) if self._device.type == "cuda" else None
+        links = gpu_links(uuid) if uuid is not None else {}
+        return checks.GpuLinks(**links) if links else None
 
     def reach_rank_0(self) -> None:
         """Connects to rank 0's address and port, and hangs up at once.
@@ -237,16 +248,23 @@ class _Measurements:
 
     def join(self) -> None:
         """Meets the other ranks."""
+        if self._device.type == "cuda":
+            self._nccl_log = nccl_log.begin(self._folder, self._rank.rank)
         silence_seconds = self._request.longest_seconds + _AFTER_LIMITS_SECONDS
         group.join(self._rank, self._device, alone=self._rank.world_size == 1, silence_seconds=silence_seconds)
 
     def sweep_collectives(self) -> None:
-        """Sweeps every group of ranks that differs from the others."""
+        """Sweeps every group of ranks that differs from the others, and reads what NCCL has logged of them."""
         group.barrier()
-        for line in sweep_groups(self._request.sweep, self._rank, self._device):
-            self._log.write(line)
-        for line in sweep_split(self._request, self._device):
-            self._log.write(line)
+        try:
+            for line in sweep_groups(self._request.sweep, self._rank, self._device):
+                self._log.write(line)
+            for line in sweep_split(self._request, self._device):
+                self._log.write(line)
+        finally:
+            logged = nccl_log.read(self._nccl_log) if self._nccl_log is not None else None
+            if logged is not None:
+                self._log.write(logged)
 
     def measure_matmul(self) -> None:
         """Measures the matrix-multiply rate of this rank's device."""
@@ -285,8 +303,13 @@ class _Measurements:
                 record_bytes=records.record_bytes,
                 seen_seconds=sight.seconds,
                 seen_reason=sight.reason,
+                write_bytes_per_second=self._write_rate(),
             )
         )
+
+    def _write_rate(self) -> float | None:
+        """Returns the rate of a large file, which one rank of each host writes; None on the others."""
+        return host.write_rate(self._folder, self._rank.rank) if self._rank.local_rank == 0 else None
 
     def _wait_for_sign_of_rank_0(self) -> _Sight:
         """Returns after how many seconds this rank sees a file that rank 0 creates once all have met."""

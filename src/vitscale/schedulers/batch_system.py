@@ -245,6 +245,12 @@ class BatchSystem(Submitter):
                     f"slurm.{key} is {shown(value)}, which cannot stand in a script of {self.title}",
                     next_step="Write a name of letters, digits and _./:+@=-",
                 )
+        constraint = self._slurm.constraint
+        if constraint is not None and not (constraint.isprintable() and constraint.strip()):
+            raise RequestError(
+                f"slurm.constraint is {shown(constraint)}, which cannot stand in a batch script",
+                next_step="Write one line of printable characters",
+            )
         refuse_module_names(self._slurm.modules, "slurm")
         for option in self._slurm.options:
             is_line = option.isprintable()

@@ -244,7 +244,7 @@ def _report(record: Mapping[str, Any]) -> JobReport:
 
 def _end(word: str, exit_reason: str) -> EndKind:
     """Return what ended a job. Example: ("EXIT", "TERM_OWNER: job killed by owner") is "cancelled"."""
-    if word in ("UNKWN", "ZOMBI"):
+    if word == "ZOMBI":  # given up with its host; under UNKWN the host may only be silent, and the job goes on
         return "node failure"
     reason = exit_reason.partition(":")[0].strip()
     if reason:

@@ -240,5 +240,6 @@ def _hosts(job: Mapping[str, Any]) -> tuple[str, ...]:
 def _seconds(job: Mapping[str, Any], key: str) -> float | None:
     """Return a field's seconds; None where it has none."""
     value = job.get(key)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value)

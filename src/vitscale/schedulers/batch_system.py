@@ -366,6 +366,7 @@ class BatchSystem(Submitter):
             )
         hosts = tuple(Host(name, slots) for name in dict.fromkeys(names))
         placement = NodesOfJob(self.title, job_id, hosts, described(self._node), lambda: self._lost(job_id))
+        placement.python = self.python
         return OwnJob(job_id, element=None, nodes=" ".join(host.name for host in hosts), placement=placement)
 
     def _lost(self, job_id: str) -> Cause | None:

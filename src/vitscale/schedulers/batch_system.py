@@ -79,7 +79,7 @@ class JobReport:
     reason: str = ""
     """Why it waits or has ended, in the batch system's words; empty where it gives none."""
     exit_code: int | None = None
-    """Of the driver; negative: the number of the signal that ended it."""
+    """The driver's; negative: the number of the signal that ended it."""
     time_limit: str | None = None
     """In the batch system's notation."""
     remaining_seconds: float | None = None

@@ -126,7 +126,12 @@ class Flux(BatchSystem):
         return reports
 
     def report(self, job_id: str) -> JobReport | None:
-        """Return the job with this id; None where Flux does not know it (any more)."""
+        """Return the job with this id; None where Flux does not know it (any more).
+
+        Raises:
+            SchedulerSilentError: no answer.
+            SchedulerError: Flux refuses, or its answer cannot be read.
+        """
         answer = self.answer(*self._enclosing("jobs"), "--json", job_id)
         if answer.stdout.strip():
             job = json_object(answer.stdout, "flux jobs")

@@ -95,6 +95,29 @@ def test_the_warning_reaches_the_driver_and_a_cancellation_is_handed_on(tmp_path
             assert process.stdout.read() == f"{number.name}\n"
 
 
+SIGNALLED = """
+import os, signal
+from vitscale.runner.driver import signals_interrupt
+try:
+    with signals_interrupt(signal.SIGTERM, signal.SIGHUP, signal.SIGINT, once=True):
+        try:
+            os.kill(os.getpid(), signal.SIGHUP)
+        except KeyboardInterrupt:
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                os.kill(os.getpid(), number)
+            print("ended in order")
+            raise
+except KeyboardInterrupt:
+    print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+"""
+
+
+def test_a_driver_that_is_being_ended_ignores_further_signals_of_any_kind() -> None:
+    """LSF sends SIGINT, then SIGTERM ten seconds later; and `timeout` hands on what the driver gets as well."""
+    done = subprocess.run([sys.executable, "-c", SIGNALLED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "ended in order\nTrue\n"), done.stderr
+
+
 def test_a_command_that_hangs_or_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_system, "_ANSWER_SECONDS", 0.01)
     with pytest.raises(SchedulerSilentError, match=r"sleep has not answered within 0\.01 s"):

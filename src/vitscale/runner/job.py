@@ -1,7 +1,7 @@
 """`python -m vitscale.runner.job RESULTS NAME`: the driver inside a batch job, which does the runs of its job file.
 
-The batch system sends it SIGTERM before the time limit and when the job is cancelled, and Flux SIGHUP. Then the run
-under way is ended in order, and every run that the job leaves undone gets an outcome with the reason.
+The batch system sends it SIGTERM before the time limit and when the job is cancelled; Flux sends SIGHUP, and LSF SIGINT
+first. Then the run under way is ended in order, and every run that the job leaves undone gets an outcome with the reason.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     results, name = arguments
     try:
         # Later ones are ignored while the job is being ended.
-        with signals_interrupt(signal.SIGTERM, signal.SIGHUP, once=True):
+        with signals_interrupt(signal.SIGTERM, signal.SIGHUP, signal.SIGINT, once=True):
             return _do_job(Path(results).absolute(), name)
     except KeyboardInterrupt:
         return 1

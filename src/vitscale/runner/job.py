@@ -1,7 +1,8 @@
 """`python -m vitscale.runner.job RESULTS NAME`: the driver inside a batch job, which does the runs of its job file.
 
 The batch system sends it SIGTERM before the time limit and when the job is cancelled; Flux sends SIGHUP, and LSF SIGINT
-first. Then the run under way is ended in order, and every run that the job leaves undone gets an outcome with the reason.
+first. Then the run under way is ended in order, and every run that the job leaves undone gets an outcome with the
+reason.
 """
 
 from __future__ import annotations

@@ -216,8 +216,8 @@ def test_a_plan_names_the_hosts_and_their_commands(call: Call, tmp_path: Path) -
         ),
         (
             ["--scheduler", "slrm"],
-            "command line: launch.scheduler is 'slrm', but should be 'auto', 'local', 'hostfile' or "
-            "'slurm'. Correct it on the command line. Did you mean 'slurm'?",
+            "command line: launch.scheduler is 'slrm', but should be 'auto', 'local', 'hostfile', 'slurm', 'pbs', "
+            "'lsf' or 'flux'. Correct it on the command line. Did you mean 'slurm'?",
         ),
         (
             ["--site", "nosite"],

@@ -11,6 +11,7 @@ from study_factory import write_study
 from vitscale.errors import RequestError
 from vitscale.machine.hosts import Host
 from vitscale.schedulers import Hostfile, LocalHost, Scheduler, described, scheduler_for
+from vitscale.schedulers.batch_system import NodesOfJob
 from vitscale.schedulers.slurm import SlurmAllocation
 from vitscale.schedulers.slurm_cluster import SlurmCluster
 from vitscale.study.file import StudyFile
@@ -22,7 +23,7 @@ ALLOCATION = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node[1-2]"}
 
 @pytest.fixture(autouse=True)
 def _outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ALLOCATION:
+    for name in (*ALLOCATION, "PBS_JOBID", "PBS_NODEFILE", "LSB_JOBID", "LSB_MCPU_HOSTS", "LSB_DJOB_HOSTFILE"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -55,6 +56,24 @@ def test_the_allocation_around_this_process(tmp_path: Path, monkeypatch: pytest.
     assert isinstance(scheduler(tmp_path, scheduler="slurm"), SlurmAllocation)
     assert isinstance(scheduler(tmp_path, scheduler="local"), LocalHost), "as it says"
     assert isinstance(scheduler(tmp_path, "node1", hostfile="hosts"), Hostfile), "as it says"
+
+
+def test_the_job_of_pbs_or_lsf_around_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node_file = tmp_path / "nodes"
+    node_file.write_text("node1\nnode2\n")
+    monkeypatch.setenv("PBS_JOBID", "12.pbs1")
+    assert isinstance(scheduler(tmp_path), LocalHost), "PBS names no nodes"
+    monkeypatch.setenv("PBS_NODEFILE", str(node_file))
+    found = scheduler(tmp_path)
+    assert isinstance(found, NodesOfJob)
+    assert (found.title, found.pool()) == ("PBS", (Host("node1"), Host("node2")))
+    assert isinstance(scheduler(tmp_path, scheduler="local"), LocalHost), "as it says"
+    monkeypatch.delenv("PBS_JOBID")
+    monkeypatch.setenv("LSB_JOBID", "7")
+    monkeypatch.setenv("LSB_MCPU_HOSTS", "node3 8")
+    found = scheduler(tmp_path)
+    assert isinstance(found, NodesOfJob)
+    assert (found.title, found.pool()) == ("LSF", (Host("node3"),))
 
 
 def test_a_heterogeneous_allocation_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,7 @@ def test_a_site_file_that_is_not_there_is_named() -> None:
             "unknown key 'launcer' in [launch]. Did you mean 'launcher'? Valid: environment, hostfile,",
         ),
         ("[launch]\nhostfile = 5", "launch.hostfile is 5, but should be text in quotes. Correct it in [launch]."),
-        ('[launch]\nscheduler = "slrm"', "launch.scheduler is 'slrm', but should be 'auto', 'local', 'hostfile' or"),
+        ('[launch]\nscheduler = "slrm"', "launch.scheduler is 'slrm', but should be 'auto', 'local', 'hostfile', 'sl"),
         ('[launch]\ninterface = "-x"', "launch.interface is '-x', but should be text of the form"),
         ('[launch.environment]\n"A B" = "x"', "launch.environment"),
         ('[launch.environment]\nA = "x\\u0000y"', r"launch.environment.A is 'x\x00y', but should be text of the form"),

@@ -33,7 +33,7 @@ class LaunchOptions:
     launcher: str | None = None
     """How ranks are started: local, torchrun, mpirun, srun, deepspeed."""
     scheduler: str | None = None
-    """Where they run: local, hostfile or slurm."""
+    """Where they run: local, hostfile, slurm, pbs, lsf or flux."""
     hostfile: StrPath | None = None
     """Hosts to run on: a file with one `NAME slots=N` a line."""
     site: StrPath | None = None

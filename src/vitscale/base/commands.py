@@ -1,4 +1,4 @@
-"""Programs that are asked something: run to their end, without input and for a limited time."""
+"""Programs that are asked something: run to their end, for a limited time and mostly without input."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ def answer_to(
     *,
     own_session: bool = False,
     undecodable: str = "replace",
+    input_text: str | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program to its end, without input; returns what it printed and its exit code.
+    """Runs a program to its end; returns what it printed and its exit code.
 
     Args:
         argv: the program and its arguments.
@@ -23,6 +24,7 @@ def answer_to(
         own_session: whether Ctrl-C is kept from it.
         undecodable: handler of printed bytes that are no text: "replace" for readers; "surrogateescape" where the
             answer is an argument of another program, which then gets the same bytes.
+        input_text: what it reads; None: nothing.
 
     Raises:
         OSError: it cannot be run.
@@ -30,7 +32,8 @@ def answer_to(
     """
     return subprocess.run(
         argv,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL if input_text is None else None,
+        input=input_text,
         capture_output=True,
         text=True,
         errors=undecodable,

@@ -258,7 +258,9 @@ SiteOption = Annotated[
 LauncherOption = Annotated[
     str | None, option("--launcher", "NAME", "How ranks are started: local, torchrun, mpirun, ...")
 ]
-SchedulerOption = Annotated[str | None, option("--scheduler", "NAME", "Where ranks run: local, hostfile or slurm.")]
+SchedulerOption = Annotated[
+    str | None, option("--scheduler", "NAME", "Where ranks run: local, hostfile, slurm, pbs, lsf or flux.")
+]
 HostfileOption = Annotated[Path | None, option("--hostfile", "FILE", "Hosts to run on: one NAME slots=N a line.")]
 
 

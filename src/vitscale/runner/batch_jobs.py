@@ -76,7 +76,7 @@ def submit_outstanding(
             for task in added:
                 submit_and_watch(context, submitter, [task], say, on_outcome)
     except KeyboardInterrupt:
-        raise _detached_error(batch_file.open_jobs(results)) from None
+        raise _detached_error(submitter, batch_file.open_jobs(results)) from None
     return Report(done, outcomes)
 
 
@@ -88,9 +88,11 @@ def refuse_live_jobs(results: Path) -> None:
     """
     job_ids = live_jobs(results)
     if job_ids:
+        submitter = batch_file.open_jobs(results)[0].submitter()
         raise StoreError(
-            f"jobs of Slurm are still at work on {shown(str(results))}: {', '.join(job_ids[:8])}",
-            next_step="Wait for them with --scheduler slurm, cancel them (scancel), or give another folder with -o",
+            f"jobs of {submitter.title} are still at work on {shown(str(results))}: {', '.join(job_ids[:8])}",
+            next_step=f"Wait for them with --scheduler {submitter.name}, cancel them ({submitter.cancel_program}), or "
+            "give another folder with -o",
         )
 
 
@@ -211,7 +213,7 @@ def submit_and_watch(
         _watch_jobs(submission, set(tasks), on_outcome)
     except SchedulerError as error:
         if jobs:
-            raise type(error)(f"{error} {_how_to_go_on(jobs)}") from None
+            raise type(error)(f"{error} {_how_to_go_on(submitter, jobs)}") from None
         raise
 
 
@@ -453,26 +455,27 @@ def _world_in_words(context: RunContext, job: batch_file.JobFile) -> str:
     return f"{world.nodes} x {world.ranks_per_node} ranks"
 
 
-def _detached_error(jobs: Sequence[batch_file.JobFile]) -> Detached:
+def _detached_error(submitter: Submitter, jobs: Sequence[batch_file.JobFile]) -> Detached:
     """Return the error for a call that was interrupted while these jobs were open."""
     if not jobs:
         return Detached("interrupted: nothing was submitted.")
     sentences = []
     unanswered_names = [job.name for job in jobs if job.job_id is None]
     if len(unanswered_names) < len(jobs):
-        sentences.append(_how_to_go_on(jobs))
+        sentences.append(_how_to_go_on(submitter, jobs))
     if unanswered_names:
+        list_command = submitter.list_command.format(names=",".join(unanswered_names))
         sentences.append(
             f"Whether {', '.join(unanswered_names)} was submitted too is not known: "
-            f"squeue --name={','.join(unanswered_names)} shows it, and the same command again finds it"
+            f"{list_command} shows it, and the same command again finds it"
         )
     return Detached(f"no longer watching. {' '.join(sentences)}")
 
 
-def _how_to_go_on(jobs: Sequence[batch_file.JobFile]) -> str:
+def _how_to_go_on(submitter: Submitter, jobs: Sequence[batch_file.JobFile]) -> str:
     """Return sentences on how submitted jobs are watched again, or cancelled."""
     numbers = " ".join(job.job_id for job in jobs if job.job_id is not None)
     return (
         f"Submitted jobs go on ({numbers}). The same command again watches them, and does what is missing then. "
-        f"To cancel them: scancel {numbers}"
+        f"To cancel them: {submitter.cancel_program} {numbers}"
     )

@@ -455,7 +455,7 @@ def _thread_pool(most_runs: int, interrupted: threading.Event) -> Iterator[Threa
 
 @contextmanager
 def signals_interrupt(*numbers: signal.Signals, once: bool = False) -> Iterator[None]:
-    """Make these signals interrupt as Ctrl-C does; with `once`, those that come later are ignored.
+    """Make these signals interrupt as Ctrl-C does; with `once`, all of them that come later are ignored.
 
     Only the main thread gets signals: in another one, such as that of a notebook's server, nothing is changed.
     """
@@ -463,9 +463,10 @@ def signals_interrupt(*numbers: signal.Signals, once: bool = False) -> Iterator[
         yield
         return
 
-    def interrupt(number: int, _frame: FrameType | None) -> None:
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
         if once:
-            signal.signal(number, signal.SIG_IGN)
+            for later in numbers:
+                signal.signal(later, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     earlier_handlers = {number: signal.signal(number, interrupt) for number in numbers}

@@ -1,7 +1,8 @@
 """`python -m vitscale.runner.job RESULTS NAME`: the driver inside a batch job, which does the runs of its job file.
 
-The batch system sends it SIGTERM before the time limit and when the job is cancelled. Then the run under way is ended
-in order, and every run that the job leaves undone gets an outcome with the reason.
+The batch system sends it SIGTERM before the time limit and when the job is cancelled; Flux sends SIGHUP, and LSF SIGINT
+first. Then the run under way is ended in order, and every run that the job leaves undone gets an outcome with the
+reason.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def main(arguments: Sequence[str]) -> int:
         sys.exit("usage: python -m vitscale.runner.job RESULTS NAME")
     results, name = arguments
     try:
-        with signals_interrupt(signal.SIGTERM, once=True):  # later ones are ignored while the job is being ended
+        # Later ones are ignored while the job is being ended.
+        with signals_interrupt(signal.SIGTERM, signal.SIGHUP, signal.SIGINT, once=True):
             return _do_job(Path(results).absolute(), name)
     except KeyboardInterrupt:
         return 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from vitscale.base import plugins
@@ -59,14 +59,63 @@ def _make_slurm_cluster(
     return SlurmCluster(slurm, node)
 
 
-SCHEDULERS: dict[str, Factory] = {"local": _make_local_host, "hostfile": _make_hostfile, "slurm": _make_slurm_cluster}
+def _make_pbs(launch: LaunchSection, slurm: SlurmSection, node: NodeSection | None, study_path: Path) -> Submitter:
+    """Return PBS Pro, to which runs are submitted as jobs.
+
+    Raises:
+        RequestError: a key of [slurm] has no meaning there.
+    """
+    del launch, study_path
+    from vitscale.schedulers.pbs import Pbs
+
+    return Pbs(slurm, node)
+
+
+def _make_lsf(launch: LaunchSection, slurm: SlurmSection, node: NodeSection | None, study_path: Path) -> Submitter:
+    """Return LSF, to which runs are submitted as jobs.
+
+    Raises:
+        RequestError: a key of [slurm] has no meaning there.
+    """
+    del launch, study_path
+    from vitscale.schedulers.lsf import Lsf
+
+    return Lsf(slurm, node)
+
+
+def _make_flux(launch: LaunchSection, slurm: SlurmSection, node: NodeSection | None, study_path: Path) -> Submitter:
+    """Return Flux, to which runs are submitted as jobs.
+
+    Raises:
+        RequestError: a key of [slurm] has no meaning there.
+    """
+    del launch, study_path
+    from vitscale.schedulers.flux import Flux
+
+    return Flux(slurm, node)
+
+
+SCHEDULERS: dict[str, Factory] = {
+    "local": _make_local_host,
+    "hostfile": _make_hostfile,
+    "slurm": _make_slurm_cluster,
+    "pbs": _make_pbs,
+    "lsf": _make_lsf,
+    "flux": _make_flux,
+}
+_JOB_VARIABLES: Mapping[str, tuple[str, ...]] = {
+    "slurm": ("SLURM_JOB_ID",),
+    "pbs": ("PBS_JOBID", "PBS_NODEFILE"),
+    "lsf": ("LSB_JOBID", "LSB_MCPU_HOSTS"),
+}
+"""Variables that a batch system sets in its jobs. Flux sets some outside jobs too, so that a study has to name it."""
 
 
 def scheduler_for(study: Study, study_path: Path) -> Placement | Submitter:
     """Return the scheduler that runs a study.
 
-    That is the one that the study names, else a hostfile where one is given, else the Slurm allocation around this
-    process, else this machine. Inside a job of the batch system it is that job's placement.
+    That is the one that the study names, else a hostfile where one is given, else the job of Slurm, PBS or LSF around
+    this process, else this machine. Inside a job of the batch system it is that job's placement.
 
     Args:
         study: its [launch], [slurm] and [node].
@@ -94,7 +143,10 @@ def _scheduler_name(launch: LaunchSection) -> str:
         return launch.scheduler
     if launch.hostfile:
         return "hostfile"
-    return "slurm" if "SLURM_JOB_ID" in os.environ else "local"
+    for scheduler, variables in _JOB_VARIABLES.items():
+        if all(variable in os.environ for variable in variables):
+            return scheduler
+    return "local"
 
 
 def make_scheduler(

@@ -166,8 +166,8 @@ class JobState:
 
     @property
     def array_id(self) -> str:
-        """Number of the job or array, without the element."""
-        return self.job_id.partition("_")[0]
+        """Id of the job or array, without the element."""
+        return self.job_id if self.element is None else self.job_id.partition("_")[0]
 
 
 @dataclass(frozen=True)
@@ -197,6 +197,10 @@ class Submitter(Scheduler):
 
     name: str
     """Its key in the table of schedulers, by which a job finds its batch system."""
+    cancel_program: str = "scancel"
+    """The command that cancels jobs by their ids, for messages."""
+    list_command: str = "squeue --name={names}"
+    """The command that shows the jobs with some names, for messages; {names} stands for the names, with commas."""
     arrays: bool = False
     """Whether each run is an element of an array."""
     trial_per_element: bool = False

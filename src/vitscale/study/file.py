@@ -791,7 +791,7 @@ def overlay(site: Path | None, *, launcher: str | None, scheduler: str | None, h
         options["scheduler"] = scheduler
     if hostfile is not None:
         options["hostfile"] = str(hostfile.absolute())
-    elif scheduler in ("local", "slurm"):
+    elif scheduler in ("local", "slurm", "pbs", "lsf", "flux"):
         options["hostfile"] = None  # removes the study's or the site's hostfile, which has no meaning here
     if options:
         _check_by_itself("launch", options, _COMMAND_LINE)

@@ -88,7 +88,7 @@ class ScalingSection(Spec):
 AUTO = "auto"
 
 
-_SCHEDULERS = ("auto", "local", "hostfile", "slurm")
+_SCHEDULERS = ("auto", "local", "hostfile", "slurm", "pbs", "lsf", "flux")
 
 
 def _known_scheduler(name: str) -> str:
@@ -106,7 +106,8 @@ class LaunchSection(Spec):
     launcher: str = AUTO
     """auto: the launcher that results were begun with; for new ones `local` on this machine, `torchrun` elsewhere."""
     scheduler: Annotated[str, AfterValidator(_known_scheduler), FieldTraits(swept=False)] = "auto"
-    """Scheduler of the runs. auto: `hostfile` where one is given, `slurm` inside an allocation, else this machine."""
+    """Scheduler of the runs. auto: `hostfile` where one is given, `slurm`, `pbs` or `lsf` inside a job, else this
+    machine."""
     hostfile: Annotated[str | None, FieldTraits(swept=False)] = None
     """Hosts and how many ranks each takes: `NAME slots=4`, as DeepSpeed and Open MPI read them."""
     interface: Annotated[str | None, FieldTraits(swept=False)] = Field(
@@ -162,7 +163,10 @@ class SlurmSize(Spec):
 
 
 class SlurmSection(ContainerFields):
-    """[slurm]: what `sbatch` is asked for besides nodes, ranks and cores, which follow from each world."""
+    """[slurm]: what a batch system is asked for besides nodes, ranks and cores, which follow from each world.
+
+    PBS, LSF and Flux take those keys that have a meaning there (`docs/clusters/pbs.md`).
+    """
 
     jobs: Literal["job", "array", "trial-array"] = "job"
     """job: one job for each world, which does its runs in turn. array: one array per world, with one run in each

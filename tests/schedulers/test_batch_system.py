@@ -1,0 +1,160 @@
+"""What PBS, LSF and Flux share: their scripts as bash runs them, and answers of commands that hang, lack or refuse."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from batch_programs import BatchPrograms
+from vitscale.errors import RequestError
+from vitscale.schedulers import SCHEDULERS, batch_system, make_scheduler
+from vitscale.schedulers.base import BatchJob, JobState, SchedulerError, SchedulerMissingError, SchedulerSilentError
+from vitscale.schedulers.batch_system import BatchSystem, clock_seconds, clock_text, json_object, number_of, text_of
+from vitscale.schedulers.pbs import Pbs
+from vitscale.study.sections import LaunchSection, NodeSection, SlurmSection
+from vitscale.trial.trial import World
+
+ONE = World(nodes=1, ranks_per_node=1, threads_per_rank=1)
+NAME = "vitscale-1x1-0123abcd"
+
+
+@pytest.mark.parametrize("name", ["pbs", "lsf", "flux"])
+def test_they_are_in_the_table_under_their_own_names(name: str) -> None:
+    system = make_scheduler(name, LaunchSection(scheduler=name), SlurmSection(), NodeSection(cores=8), Path("s.toml"))
+    assert name in SCHEDULERS
+    assert isinstance(system, BatchSystem)
+    assert (system.name, system.arrays, system.default_launcher) == (name, False, "torchrun")
+    assert system.slots() is None
+
+
+def run_as_batch_systems_do(folder: Path, *, by_stdin: bool, **slurm: object) -> tuple[int, str]:
+    """Return the exit code of a script of PBS and what it printed to its file; its driver prints its arguments.
+
+    Args:
+        folder: for the results, and the working directory.
+        by_stdin: whether a shell reads it, so that it has no name, as under PBS; else it is a copy elsewhere.
+        slurm: keys of [slurm].
+    """
+    python = folder / "python"
+    python.write_text('#!/bin/sh\necho "in $PWD: $*"\nexit 3\n')
+    python.chmod(0o755)
+    (folder / "jobs").mkdir()
+    job = BatchJob(NAME, ONE, on_gpus=False, results=folder, cwd=folder)
+    text = Pbs(SlurmSection(python=str(python), **slurm), None).script(job)  # type: ignore[arg-type]  # keys of it
+    (folder / "jobs" / f"{NAME}.sh").write_text(text)
+    (folder / "copy").write_text(text)
+    command = ["/bin/bash"] if by_stdin else ["/bin/bash", str(folder / "copy")]
+    environment = {"PBS_JOBID": "12.pbs1", "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        command, input=text if by_stdin else "", text=True, cwd="/", env=environment, capture_output=True, check=False
+    )
+    assert done.stdout + done.stderr == "", "all goes to the job's file"
+    return done.returncode, (folder / "jobs" / f"{NAME}-12.pbs1.out").read_text()
+
+
+@pytest.mark.parametrize("by_stdin", [False, True])
+def test_bash_runs_the_script(tmp_path: Path, by_stdin: bool) -> None:
+    code, printed = run_as_batch_systems_do(tmp_path, by_stdin=by_stdin, time="30", setup=["echo ready"])
+    assert code == 3
+    assert printed == f"ready\nin {tmp_path}: -P -m vitscale.runner.job {tmp_path} {NAME}\n"
+
+
+@pytest.mark.parametrize("by_stdin", [False, True])
+def test_a_line_that_fails_ends_the_job_and_is_named(tmp_path: Path, by_stdin: bool) -> None:
+    code, printed = run_as_batch_systems_do(
+        tmp_path, by_stdin=by_stdin, setup=["true", "ls /no/such/folder 2> /dev/null"]
+    )
+    assert code == 2
+    assert printed.startswith("vitscale: the job ends: line ")
+    assert printed.endswith(" of its script failed with exit code 2: ls /no/such/folder 2> /dev/null\n")
+
+
+@pytest.mark.parametrize(
+    ("limit", "warned_after"), [("90", "5340s"), ("1", "45s"), ("0:04", "3s"), ("1-02:00:00", "93540s")]
+)
+def test_the_driver_is_warned_before_the_limit(limit: str, warned_after: str) -> None:
+    job = BatchJob(NAME, ONE, on_gpus=False, results=Path("/r"), cwd=Path("/w"))
+    script = Pbs(SlurmSection(time=limit), None).script(job)
+    assert f"exec timeout --foreground --signal=TERM {warned_after} {sys.executable}" in script
+
+
+def test_the_warning_reaches_the_driver_and_a_cancellation_is_handed_on(tmp_path: Path) -> None:
+    """`timeout` hands on what it gets, and signals its command alone."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        program = f"trap 'echo {number.name}; exit 0' TERM HUP; echo ready; while :; do sleep 0.05; done"
+        command = ["timeout", "--foreground", "--signal=TERM", "60s", "bash", "-c", program]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(number)
+            assert process.stdout.read() == f"{number.name}\n"
+
+
+SIGNALLED = """
+import os, signal
+from vitscale.runner.driver import signals_interrupt
+try:
+    with signals_interrupt(signal.SIGTERM, signal.SIGHUP, signal.SIGINT, once=True):
+        try:
+            os.kill(os.getpid(), signal.SIGHUP)
+        except KeyboardInterrupt:
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                os.kill(os.getpid(), number)
+            print("ended in order")
+            raise
+except KeyboardInterrupt:
+    print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+"""
+
+
+def test_a_driver_that_is_being_ended_ignores_further_signals_of_any_kind() -> None:
+    """LSF sends SIGINT, then SIGTERM ten seconds later; and `timeout` hands on what the driver gets as well."""
+    done = subprocess.run([sys.executable, "-c", SIGNALLED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "ended in order\nTrue\n"), done.stderr
+
+
+def test_a_command_that_hangs_or_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_system, "_ANSWER_SECONDS", 0.01)
+    with pytest.raises(SchedulerSilentError, match=r"sleep has not answered within 0\.01 s"):
+        Pbs(SlurmSection(), None).ask("sleep", "60")
+    monkeypatch.setattr(batch_system, "_ANSWER_SECONDS", 60.0)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SchedulerMissingError, match=r"qselect cannot be run: .* where PBS is installed"):
+        Pbs(SlurmSection(), None).states([NAME])
+    programs = BatchPrograms(tmp_path, monkeypatch, "qsub")
+    monkeypatch.setenv("PATH", f"{programs.folder}:/usr/bin:/bin")
+    programs.answers("qsub", code=7)
+    with pytest.raises(SchedulerError, match=r"PBS refuses `qsub`: exit code 7\."):
+        Pbs(SlurmSection(), None).submit(tmp_path / "job.sh")
+
+
+def test_ids_with_underscores_are_whole_unless_they_are_elements() -> None:
+    assert JobState("12.pbs_server", NAME, None, "RUNNING", "", over=False).array_id == "12.pbs_server"
+    assert JobState("12_3", NAME, 3, "RUNNING", "", over=False).array_id == "12"
+
+
+def test_fields_of_other_types_are_missing() -> None:
+    fields = {"text": " a ", "number": 7, "digits": "-7", "flag": True, "list": [1], "long": "9" * 20}
+    assert [text_of(fields, key) for key in ("text", "number", "flag", "list", "none")] == ["a", "7", "", "", ""]
+    assert [number_of(fields, key) for key in ("number", "digits", "text", "flag", "long")] == [7, -7, None, None, None]
+    assert json_object('Please wait ...\n{"a": "b\tc"}', "x") == {"a": "b\tc"}
+    for text in ("", "[]", "{", "{" * 100_000, "null"):
+        with pytest.raises(SchedulerError, match="the answer of `x` is no JSON"):
+            json_object(text, "x")
+
+
+def test_spans() -> None:
+    for seconds, text in ((0, "00:00:00"), (5_430, "01:30:30"), (360_000, "100:00:00")):
+        assert clock_text(seconds) == text
+        assert clock_seconds(text) == seconds
+    assert [clock_seconds(text) for text in ("", "1:2:3", "soon")] == [None, None, None]
+
+
+def test_a_node_is_described_for_planning() -> None:
+    with pytest.raises(RequestError, match="add \\[node\\] with cores = 64"):
+        Pbs(SlurmSection(), None).machine()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from vitscale.advice.study_text import toml_value
 from vitscale.engines import ENGINES
 from vitscale.errors import RequestError, VitscaleError, shown
-from vitscale.launchers import find_launcher
+from vitscale.launchers.mpirun import mpirun_name
 from vitscale.machine.hardware import Machine, this_machine
 from vitscale.machine.hosts import read_hostfile
 from vitscale.present.units import counted
@@ -114,7 +114,7 @@ def _this_machine_alone(machine: Machine, *, in_allocation: bool) -> StudyMachin
         gpus,
         ranks_per_host=gpus or min(cores, _MOST_CPU_RANKS),
         hosts=1,
-        launch=tuple(_open_mpi_line()),
+        launch=tuple(_mpi_line()),
         slurm=(),
         description=f"this machine: {_resources_text(cores, gpus)}{allocation}",
     )
@@ -141,7 +141,7 @@ def _hosts_of_file(hostfile: Path, folder: Path, machine: Machine, study_folder:
         gpus,
         ranks_per_host=min(slots, default=gpus or cores),
         hosts=len(hosts),
-        launch=(StudyLine("hostfile", str(written_path), "its hosts are reached by ssh"), *_open_mpi_line()),
+        launch=(StudyLine("hostfile", str(written_path), "its hosts are reached by ssh"), *_mpi_line()),
         slurm=(),
         description=f"the {counted(len(hosts), 'host')} of {hostfile}; this machine has {_resources_text(cores, gpus)}",
     )
@@ -174,11 +174,12 @@ def _resources_text(cores: int, gpus: int) -> str:
     return f"{counted(cores, 'core')} and {gpu_words}"
 
 
-def _open_mpi_line() -> list[StudyLine]:
-    """Return a comment line on Open MPI, where it is installed."""
-    if find_launcher("mpirun").unavailable() is not None:
+def _mpi_line() -> list[StudyLine]:
+    """Return a comment line on the installed MPI; none where there is none."""
+    name = mpirun_name()
+    if name is None:
         return []
-    return [StudyLine("# launcher", "mpirun", "Open MPI is here; by default local, of several hosts torchrun")]
+    return [StudyLine("# launcher", "mpirun", f"{name} is here; by default local, of several hosts torchrun")]
 
 
 class _Partition(NamedTuple):

@@ -83,8 +83,9 @@ def test_an_mpi_that_is_not_known_is_refused_by_its_own_words(path: Path, versio
     is_installed(path, version)
     with pytest.raises(RequestError) as caught:
         usable_launcher("mpirun", world(1, 1))
-    assert f"{path}/mpirun is of an MPI that is not known here: {said}; known are Open MPI, MPICH, Intel MPI, Cray's " in (
-        str(caught.value)
+    assert (
+        f"{path}/mpirun is of an MPI that is not known here: {said}; known are Open MPI, MPICH, Intel MPI, Cray's "
+        in (str(caught.value))
     )
     assert mpirun_name() is None
 

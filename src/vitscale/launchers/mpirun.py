@@ -41,8 +41,9 @@ class Mpirun(Launcher):
     def launch(self, world: World, spawn: Spawn) -> Spawn:
         """Return the command of one mpirun for all hosts.
 
-        It binds nothing, for ranks pin themselves. A rank that fails ends all. Where no mpirun is installed (a plan for
-        another machine), the command is Open MPI's.
+        It binds nothing, for ranks pin themselves. A rank that fails ends all; not so under Intel MPI, which waits for
+        the others where no rank calls MPI (2021.18): there the driver ends them, seconds later. Where no mpirun is
+        installed (a plan for another machine), the command is Open MPI's.
         """
         program = _installed_program()
         if program is None:

@@ -94,8 +94,8 @@ def test_ranks_arrive_where_they_should_and_all_end_when_one_is_killed(
 @pytest.mark.ranks
 @pytest.mark.parametrize(("mpi", "ends_all"), [("mpich", True), ("intel", False)])
 def test_mpirun_of_another_mpi_starts_the_same_ranks(lab: Laboratory, tmp_path: Path, mpi: str, ends_all: bool) -> None:
-    """Hydra, from an environment of its own: it numbers ranks by its file. MPICH's ends all ranks with one; Intel's waits
-    for the others where none has called MPI, and the driver ends them."""
+    """Hydra, from an environment of its own: it numbers ranks by its file. MPICH's ends all ranks with one; Intel's
+    waits for the others where none has called MPI, and the driver ends them."""
     programs = MPI_ENVIRONMENTS / mpi / "bin"
     if not (programs / "mpirun").exists():
         pytest.skip(f"{mpi} is not here: run python tools/make_mpi_environments.py .venv-mpi")

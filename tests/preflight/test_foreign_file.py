@@ -61,7 +61,8 @@ def test_ddp_on_two_hosts(tmp_path: Path) -> None:
             {"fsdp_config.fsdp_version", "fsdp_config.fsdp_reshard_after_forward"},
         ),
         (
-            "fsdp_version: 2, fsdp_activation_checkpointing: true, fsdp_auto_wrap_policy: SIZE_BASED_WRAP, fsdp_min_num_params: 9",
+            "fsdp_version: 2, fsdp_activation_checkpointing: true, fsdp_auto_wrap_policy: SIZE_BASED_WRAP, "
+            "fsdp_min_num_params: 9",
             {"activation_checkpointing": True},
             {"fsdp_config.fsdp_auto_wrap_policy", "fsdp_config.fsdp_min_num_params"},
         ),

@@ -9,7 +9,7 @@ from vitscale.base.files import read_text
 from vitscale.errors import RequestError, shown
 
 SUFFIXES = (".yaml", ".yml")
-"""By these names a file is taken for Accelerate's; DeepSpeed's are JSON."""
+"""Suffixes by which a file is taken for Accelerate's; DeepSpeed's files are JSON."""
 _DEEPEST_NESTING = 20
 _NEXT_STEP = "Give the file that accelerate config writes"
 

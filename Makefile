@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 VISION := $(VENV)-vision
+MPI := $(VENV)-mpi
 PARALLEL = $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder
 CHECKS = $(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/lint-imports
 
@@ -25,7 +26,7 @@ docs: install
 # beside them; what they say comes last. Beside the tests marked alone, which measure times, run only those that compute,
 # in the time that the former leave; SIGUSR1 tells them that nothing is measured any more. Models of timm and torchvision
 # are tested beside the first part, in an environment of their own.
-test: install $(VISION)/.installed
+test: install $(VISION)/.installed $(MPI)/.installed
 	@failed=0; checks=$$(mktemp); computed=$$(mktemp); seen=$$(mktemp); { $(CHECKS); } > $$checks 2>&1 & checking=$$!; \
 	computing=; seeing=; \
 	trap 'exit 130' INT TERM; \
@@ -69,5 +70,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt tools/check_torch_build.py
 $(VISION)/.installed: $(VENV)/.installed tools/make_vision_environment.py $(wildcard tools/vision_environment/*)
 	$(BIN)/python tools/make_vision_environment.py $(VENV) $(VISION)
 
+# Likewise: the mpirun of other MPIs than the machine's own.
+$(MPI)/.installed: $(VENV)/.installed tools/make_mpi_environments.py
+	$(BIN)/python tools/make_mpi_environments.py $(MPI)
+
 clean:
-	rm -rf $(VENV) $(VISION) demo build dist
+	rm -rf $(VENV) $(VISION) $(MPI) demo build dist

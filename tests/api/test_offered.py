@@ -80,6 +80,7 @@ def test_a_function_says_what_it_does_takes_and_raises(name: str) -> None:
 
 CHOOSE_WHAT_IS_PRINTED = {"--verbose", "--json"}
 SAID_OTHERWISE = {
+    "init": {"--from": "from_file"},
     "plan": {"--commands": "api.planning.commands", "--from": "from_results"},
     "run": {"--dry-run": "api.running.commands_to_do"},
     "report": {

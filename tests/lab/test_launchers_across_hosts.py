@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ from vitscale.lab import Laboratory, laboratory
 pytestmark = pytest.mark.long(6)
 
 TESTS = Path(__file__).parents[1]
+MPI_ENVIRONMENTS = TESTS.parent / ".venv-mpi"
+"""Made by `tools/make_mpi_environments.py`."""
 ODD = "it's a $folder"
 """DeepSpeed's launcher refuses it across hosts: see tests/launchers/test_deepspeed.py."""
 
@@ -86,6 +89,34 @@ def test_ranks_arrive_where_they_should_and_all_end_when_one_is_killed(
     wait_until(lambda: not on(lab, 0) and len(on(lab, 1)) <= 1, "nothing of the run is left on either host")
     assert bystander.poll() is None, "what is not of the run goes on"
     assert sorted(path.name for path in tmp_path.iterdir()) == [folder], "no shell has run the search path"
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("mpi", "ends_all"), [("mpich", True), ("intel", False)])
+def test_mpirun_of_another_mpi_starts_the_same_ranks(lab: Laboratory, tmp_path: Path, mpi: str, ends_all: bool) -> None:
+    """Hydra, from an environment of its own: it numbers ranks by its file. MPICH's ends all ranks with one; Intel's
+    waits for the others where none has called MPI, and the driver ends them."""
+    programs = MPI_ENVIRONMENTS / mpi / "bin"
+    if not (programs / "mpirun").exists():
+        pytest.skip(f"{mpi} is not here: run python tools/make_mpi_environments.py .venv-mpi")
+    run = tmp_path / ODD
+    run.mkdir()
+    hostfile = run / "other-host-first"
+    hostfile.write_text("".join(reversed(lab.hostfile.read_text().splitlines(keepends=True))))
+    search_path = f"PATH={programs}:{os.environ['PATH']}"
+    argv = ["env", search_path, sys.executable, "-m", "arriving_driver", "mpirun", str(hostfile), str(run)]
+    driver = subprocess.run(lab.command(0, argv), cwd=TESTS, capture_output=True, text=True, timeout=120, check=False)
+    assert driver.returncode == 0, driver.stderr + (run / "log.txt").read_text()
+
+    arrived = [json.loads((run / f"arrived-{rank}.json").read_text()) for rank in range(4)]
+    assert [rank["host"] for rank in arrived] == ["host1", "host1", "host0", "host0"]
+    assert [rank["place"] for rank in arrived] == [[0, 4, 0], [1, 4, 1], [2, 4, 0], [3, 4, 1]]
+    assert {rank["variables"]["MASTER_ADDR"] for rank in arrived} == {"host1"}
+    assert {rank["variables"]["ARRIVING"] for rank in arrived} == {VALUE}
+    exit_code = json.loads(driver.stdout)["exit_code"]
+    assert exit_code != 0
+    assert (exit_code is not None) == ends_all
+    wait_until(lambda: not on(lab, 0) and not on(lab, 1), "nothing of the run is left on either host")
 
 
 def test_open_mpi_keeps_its_files_where_no_other_lab_finds_them(lab: Laboratory) -> None:

@@ -23,6 +23,9 @@ from vitscale.worker.rank_process import RankInfo, now_ns, rank_info
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "torch", "MASTER_PORT": "1"}
 MPIRUN = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "6", "OMPI_COMM_WORLD_LOCAL_RANK": "2"}
+HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "9", "MPI_LOCALRANKID": "2", "MPI_LOCALNRANKS": "3"}
+PALS = {"PMI_RANK": "6", "PMI_SIZE": "7", "PMI_LOCAL_RANK": "1", "PALS_RANKID": "6", "PALS_LOCAL_RANKID": "1"}
+PMI_OF_SLURM = {"PMI_RANK": "7", "PMI_SIZE": "8", "PMI_FD": "9"}
 SRUN = {"SLURM_PROCID": "7", "SLURM_NTASKS": "8", "SLURM_LOCALID": "3"}
 TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -58,7 +61,10 @@ def test_torchrun_and_deepspeed_tell_torch_themselves(tmp_path: Path, monkeypatc
     assert told() == ["3", "4", "1", "torch", "1"]
 
 
-@pytest.mark.parametrize(("environment", "numbers"), [(MPIRUN, (5, 6, 2)), (SRUN, (7, 8, 3))])
+@pytest.mark.parametrize(
+    ("environment", "numbers"),
+    [(MPIRUN, (5, 6, 2)), (HYDRA, (3, 9, 2)), (PALS, (6, 7, 1)), (SRUN, (7, 8, 3))],
+)
 def test_for_others_the_launch_file_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], numbers: tuple[int, int, int]
 ) -> None:
@@ -73,6 +79,9 @@ def test_for_others_the_launch_file_does(
     [
         ((TORCHRUN, SRUN), 3),
         ((MPIRUN, SRUN), 5),
+        ((HYDRA, SRUN), 3),
+        ((PALS, SRUN), 6),
+        ((TORCHRUN, HYDRA), 3),
         ((TORCHRUN, MPIRUN, SRUN), 3),
         (({"RANK": "9"}, MPIRUN), 5),
         (({"SLURM_PROCID": "0"},), 0),
@@ -84,6 +93,12 @@ def test_the_innermost_launcher_counts(
     """torchrun may be started by srun, mpirun in an allocation; and half of a family is none."""
     given(monkeypatch, *environments)
     assert rank_info(now_ns(), None).rank == rank
+
+
+def test_ranks_of_slurms_pmi_are_numbered_by_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`PMI_RANK` without a rank on the host is not Hydra's: every rank would take the host's first GPU."""
+    given(monkeypatch, PMI_OF_SLURM, SRUN)
+    assert rank_info(now_ns(), None).local_rank == 3
 
 
 def test_numbers_that_are_none_are_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""lint: what a DeepSpeed configuration will really do."""
+"""lint: what a configuration of DeepSpeed or Accelerate will really do."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing_extensions import override
 
 from vitscale import deepspeed_lint
 from vitscale.api.arguments import StrPath, path_of
+from vitscale.deepspeed_lint.accelerate_file import accelerate_document, accelerate_findings
+from vitscale.engines.accelerate.config import SUFFIXES
 from vitscale.errors import RequestError, shown
 from vitscale.present.document import Document, Finding, counts_of
 from vitscale.present.verb_result import VerbResult
@@ -20,7 +22,7 @@ _NO_FILE = "(a dictionary)"
 
 @dataclass(frozen=True, repr=False)
 class LintResult(VerbResult):
-    """The findings on one DeepSpeed configuration."""
+    """The findings on one configuration."""
 
     file: str
     """Name of the file, for messages."""
@@ -34,7 +36,7 @@ class LintResult(VerbResult):
 
     @property
     def has_errors(self) -> bool:
-        """Whether DeepSpeed refuses the configuration, or does otherwise than it says."""
+        """Whether DeepSpeed or Accelerate refuses the configuration, or does otherwise than it says."""
         return any(finding.severity == "error" for finding in self.findings)
 
     @property
@@ -48,6 +50,8 @@ class LintResult(VerbResult):
 
     @override
     def _answer_document(self) -> Document:
+        if _is_accelerate_file(self.file):
+            return accelerate_document(self.file, self.findings)
         return deepspeed_lint.lint_document(self.file, self.findings, self.setting)
 
 
@@ -59,10 +63,11 @@ def lint(
     gpus: int | None = None,
     deepspeed: str | None = None,
 ) -> LintResult:
-    """Finds what a DeepSpeed configuration will really do; starts nothing and needs no DeepSpeed.
+    """Finds what a DeepSpeed configuration, or Accelerate's YAML, will really do; starts nothing and needs neither.
 
     Args:
-        config: the JSON file that `deepspeed.initialize` gets, or what it holds.
+        config: the JSON file that `deepspeed.initialize` gets, or what it holds; or the YAML file of `accelerate
+            launch`, for which the other arguments have no effect.
         model: a named model (`vit-b16`), or the folder of a Hugging Face model: for its number of parameters.
         parameters: the number of parameters of a model that has no name here, as text: "110M".
         gpus: ranks in all.
@@ -86,7 +91,14 @@ def lint(
     file = path_of(config)
     _refuse_study(file)
     setting = deepspeed_lint.lint_target(model, parameters, gpus, deepspeed)
+    if _is_accelerate_file(file.name):
+        return LintResult(str(file), accelerate_findings(file), setting)
     return LintResult(str(file), deepspeed_lint.lint_file(file, setting), setting)
+
+
+def _is_accelerate_file(name: str) -> bool:
+    """Whether a file is taken for Accelerate's by its name."""
+    return name.lower().endswith(SUFFIXES)
 
 
 def _refuse_study(file: Path) -> None:
@@ -98,5 +110,5 @@ def _refuse_study(file: Path) -> None:
     if file.suffix == ".toml":
         raise RequestError(
             f"{shown(str(file))} is a study's form, and no DeepSpeed configuration",
-            next_step="Give the JSON file that deepspeed.initialize gets; a study is looked at by vitscale plan",
+            next_step="Give DeepSpeed's JSON file or Accelerate's YAML; a study is looked at by vitscale plan",
         )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from vitscale import runner
 from vitscale.api.arguments import StrPath, path_of, path_or_none, rank_counts
 from vitscale.api.new_files import write_new
+from vitscale.engines import ENGINES
 from vitscale.errors import RequestError, shown
 from vitscale.preflight.first_study import (
     StudyMachines,
@@ -20,6 +21,7 @@ from vitscale.preflight.first_study import (
     look_around,
     rank_counts_for,
 )
+from vitscale.preflight.foreign_file import ForeignSettings, read_foreign
 from vitscale.study.file import StudyFile
 from vitscale.study.schema import study_schema
 
@@ -37,6 +39,8 @@ class InitResult:
     """The hosts that it is for, in words."""
     runs: int
     """Runs of the study."""
+    uncarried: tuple[str, ...] = ()
+    """Settings of `from_file` that the study does not take over as they stand, each with the reason."""
 
 
 def init(
@@ -48,6 +52,7 @@ def init(
     engine: str | None = None,
     gpus: Sequence[int] | int | None = None,
     hostfile: StrPath | None = None,
+    from_file: StrPath | None = None,
     where: StudyMachines | None = None,
 ) -> InitResult:
     """Writes a first study for this machine, its hostfile or its Slurm. It asks nothing: what is missing is an error.
@@ -60,6 +65,8 @@ def init(
         engine: ddp, fsdp2, deepspeed, ...; None: by what the machine has.
         gpus: rank counts; None: doublings up to all there are.
         hostfile: hosts to run on: a file with one `NAME slots=N` a line.
+        from_file: a configuration to take over: DeepSpeed's JSON, or the YAML of `accelerate launch`. What is given
+            here besides comes before it.
         where: the machines, where `machines_for` has looked at them already.
 
     Returns:
@@ -78,16 +85,49 @@ def init(
     file = path_of(output)
     machines = machines_for(file, hostfile) if where is None else where
     check_images(Wishes(data=data, root=root))
-    counts = rank_counts(gpus) or usual_counts(machines)
+    foreign = None if from_file is None else read_foreign(path_of(from_file), file)
+    counts = rank_counts(gpus) or _counts_up_to(foreign) or usual_counts(machines)
     root_in_study = None if root is None else _root_in_study(root, file)
-    wishes = Wishes(model, data, root_in_study, engine, counts)
+    settings = {} if foreign is None else _without_engine_of(foreign, engine)
+    wishes = Wishes(model, data, root_in_study, engine, counts, settings)
     text = f"#:schema {_SCHEMA_FILE}\n{first_study(_study_name(file), machines, wishes)}"
     planned = runner.plan(StudyFile.checked(file, text))
     write_new(file, text)
     schema = file.parent / _SCHEMA_FILE
     if not schema.exists():
         write_new(schema, json.dumps(study_schema(), indent=1) + "\n")
-    return InitResult(file, machines.description, len(planned.tasks))
+    uncarried = () if foreign is None else foreign.uncarried
+    return InitResult(file, machines.description, len(planned.tasks), uncarried)
+
+
+def _counts_up_to(foreign: ForeignSettings | None) -> tuple[int, ...]:
+    """Return rank counts that double up to those of another program's file; empty where it does not say.
+
+    Counts that a replica for each host does not divide are left out.
+    """
+    if foreign is None:
+        return ()
+    engine = foreign.fields.get("train.engine")
+    if isinstance(engine, str) and ENGINES[engine].alone:
+        return (1,)
+    if foreign.ranks is None:
+        return ()
+    replicas = foreign.fields.get("parallel.replicate", 1)
+    smallest = replicas if isinstance(replicas, int) else 1
+    counts = {foreign.ranks}
+    count = smallest
+    while count < foreign.ranks:
+        counts.add(count)
+        count *= 2
+    return tuple(sorted(counts))
+
+
+def _without_engine_of(foreign: ForeignSettings, engine: str | None) -> Mapping[str, object]:
+    """Return the settings of another program's file; without those of its engine where another one is asked for."""
+    if engine is None or foreign.fields.get("train.engine") == engine:
+        return foreign.fields
+    kept = ("train.precision", "train.device", "scaling.gpus_per_node")
+    return {dotted: value for dotted, value in foreign.fields.items() if dotted in kept}
 
 
 def machines_for(output: StrPath, hostfile: StrPath | None = None) -> StudyMachines:

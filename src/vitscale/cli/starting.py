@@ -31,6 +31,9 @@ def init(
     engine: base.EngineOption = None,
     gpus: Annotated[str | None, option("--gpus", "LIST", "Rank counts: 1,2,4.  [default: doublings]")] = None,
     hostfile: base.HostfileOption = None,
+    from_file: Annotated[
+        Path | None, option("--from", "FILE", "DeepSpeed's JSON or Accelerate's YAML, to take over.")
+    ] = None,
 ) -> None:
     """Look at this machine, its hostfile or its Slurm, and write a first study for it. On a terminal it asks."""
     base.compute_on_one_core()  # before the import, which loads numpy
@@ -43,7 +46,8 @@ def init(
         data = data or typer.prompt("Images (digits, synthetic, cifar10, folder, ...)", "folder" if root else "digits")
         if root is None and data not in ("digits", "synthetic"):
             root = typer.prompt("Where they lie", "~/data")
-        gpus = gpus or typer.prompt("Rank counts", ",".join(map(str, starting.usual_counts(machines))))
+        if from_file is None:
+            gpus = gpus or typer.prompt("Rank counts", ",".join(map(str, starting.usual_counts(machines))))
     written = vitscale.init(
         output,
         model=model,
@@ -51,8 +55,11 @@ def init(
         root=root,
         engine=engine,
         gpus=base.rank_counts(gpus) if gpus else None,
+        from_file=from_file,
         where=machines,
     )
+    for setting in written.uncarried:
+        sys.stdout.write(f"Not taken over: {setting}\n")
     sys.stdout.write(f"Wrote {output}: {written.runs} runs. Next: vitscale plan {output}, then vitscale run {output}\n")
 
 

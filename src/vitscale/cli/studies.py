@@ -194,7 +194,9 @@ def _refuse_options_beside_training(study: Path | None, *, quick: bool, expects:
 
 @app.command()
 def lint(
-    config: Annotated[Path, typer.Argument(metavar="DS.json", help="A DeepSpeed configuration.", show_default=False)],
+    config: Annotated[
+        Path, typer.Argument(metavar="FILE", help="DeepSpeed's JSON or Accelerate's YAML.", show_default=False)
+    ],
     model: base.ModelOption = None,
     parameters: base.ParametersOption = None,
     gpus: Annotated[int | None, option("--gpus", "N", "Ranks in all.")] = None,
@@ -204,7 +206,7 @@ def lint(
     verbose: base.VerboseOption = False,
     json: base.JsonOption = False,
 ) -> None:
-    """What a DeepSpeed configuration will really do. Exits with 1 where DeepSpeed refuses it or does otherwise."""
+    """What a file of DeepSpeed or Accelerate will really do. Exits with 1 where it is refused or does otherwise."""
     result = vitscale.lint(config, model=model, parameters=parameters, gpus=gpus, deepspeed=deepspeed)
     base.show_result(result, json=json, verbose=verbose)
     if result.has_errors:

@@ -6,14 +6,15 @@ import os
 import re
 import shlex
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from vitscale.advice.study_text import toml_value
 from vitscale.engines import ENGINES
 from vitscale.errors import RequestError, VitscaleError, shown
-from vitscale.launchers import find_launcher
+from vitscale.launchers.mpirun import mpirun_name
 from vitscale.machine.hardware import Machine, this_machine
 from vitscale.machine.hosts import read_hostfile
 from vitscale.present.units import counted
@@ -114,7 +115,7 @@ def _this_machine_alone(machine: Machine, *, in_allocation: bool) -> StudyMachin
         gpus,
         ranks_per_host=gpus or min(cores, _MOST_CPU_RANKS),
         hosts=1,
-        launch=tuple(_open_mpi_line()),
+        launch=tuple(_mpi_line()),
         slurm=(),
         description=f"this machine: {_resources_text(cores, gpus)}{allocation}",
     )
@@ -141,7 +142,7 @@ def _hosts_of_file(hostfile: Path, folder: Path, machine: Machine, study_folder:
         gpus,
         ranks_per_host=min(slots, default=gpus or cores),
         hosts=len(hosts),
-        launch=(StudyLine("hostfile", str(written_path), "its hosts are reached by ssh"), *_open_mpi_line()),
+        launch=(StudyLine("hostfile", str(written_path), "its hosts are reached by ssh"), *_mpi_line()),
         slurm=(),
         description=f"the {counted(len(hosts), 'host')} of {hostfile}; this machine has {_resources_text(cores, gpus)}",
     )
@@ -174,11 +175,12 @@ def _resources_text(cores: int, gpus: int) -> str:
     return f"{counted(cores, 'core')} and {gpu_words}"
 
 
-def _open_mpi_line() -> list[StudyLine]:
-    """Return a comment line on Open MPI, where it is installed."""
-    if find_launcher("mpirun").unavailable() is not None:
+def _mpi_line() -> list[StudyLine]:
+    """Return a comment line on the installed MPI; none where there is none."""
+    name = mpirun_name()
+    if name is None:
         return []
-    return [StudyLine("# launcher", "mpirun", "Open MPI is here; by default local, of several hosts torchrun")]
+    return [StudyLine("# launcher", "mpirun", f"{name} is here; by default local, of several hosts torchrun")]
 
 
 class _Partition(NamedTuple):
@@ -217,6 +219,8 @@ class Wishes:
     root: str | None = None
     engine: str | None = None
     gpus: tuple[int, ...] | None = None
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """Dotted fields that stand in a file of another program (`init --from`), with their values."""
 
 
 _DATASETS_WITH_FILES = tuple(name for name in SOURCES if name not in (*_DATASETS_WITHOUT_FILES, "hf"))
@@ -304,6 +308,7 @@ def first_study(name: str, machines: StudyMachines, wishes: Wishes, repeats: int
         "model": _model_lines(data, machines, wishes, image_size),
         "data": _data_lines(data, wishes, image_size),
         "train": _train_lines(machines, wishes),
+        "parallel": (),
         "scaling": _scaling_lines(machines, wishes),
         "measure": _measure_lines(machines, repeats),
         "launch": machines.launch,
@@ -312,14 +317,24 @@ def first_study(name: str, machines: StudyMachines, wishes: Wishes, repeats: int
     }
     lines = [f"# Written by vitscale init for {machines.description}.", f"name = {toml_value(name)}"]
     for section, study_lines in sections.items():
-        if study_lines:
-            lines += ["", f"[{section}]", *map(_study_line_text, study_lines)]
+        all_lines = _with_settings(study_lines, section, wishes.settings)
+        if all_lines:
+            lines += ["", f"[{section}]", *map(_study_line_text, all_lines)]
     lines += [
         "",
         f"{'# [sweep]':<{_COMMENT_COLUMN}}# what else varies: every combination is a curve",
         '# "train.engine" = ["ddp", "fsdp2"]',
     ]
     return "\n".join(lines) + "\n"
+
+
+def _with_settings(lines: Sequence[StudyLine], section: str, settings: Mapping[str, object]) -> list[StudyLine]:
+    """Return a section's lines with the settings of another program's file, which replace lines of their keys."""
+    own_settings = {
+        dotted.partition(".")[2]: value for dotted, value in settings.items() if dotted.partition(".")[0] == section
+    }
+    kept = [line for line in lines if line.key.removeprefix("# ") not in own_settings]
+    return [*kept, *(StudyLine(key, value, "of the file") for key, value in own_settings.items())]
 
 
 def _is_small(machines: StudyMachines, wishes: Wishes) -> bool:
@@ -398,4 +413,4 @@ _COMMENT_COLUMN = 30
 def _study_line_text(line: StudyLine) -> str:
     """Return a line as it stands in the file."""
     setting = f"{line.key} = {toml_value(line.value)}"
-    return f"{setting:<{_COMMENT_COLUMN}}# {line.comment}" if line.comment else setting
+    return f"{setting:<{_COMMENT_COLUMN - 1}} # {line.comment}" if line.comment else setting

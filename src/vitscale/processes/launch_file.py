@@ -151,6 +151,9 @@ class RankVariables:
     local_rank: str
     others: tuple[str, ...] = ()
     """Further names that would mislead processes for which they are not meant."""
+    known_by_local_rank: bool = False
+    """Whether other launchers give the rank and the size by the same names, so that only `local_rank` says whose they
+    are. Slurm's PMI-2 gives `PMI_RANK` alone: taken for Hydra's, every rank would be the first of its host."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -159,6 +162,8 @@ class RankVariables:
 
     def are_in(self, environment: Mapping[str, str]) -> bool:
         """Whether a launcher of this family has started the process."""
+        if self.known_by_local_rank and self.local_rank not in environment:
+            return False
         return self.rank in environment and self.world_size in environment
 
     def variables(self, rank: int, world_size: int, local_rank: int) -> dict[str, str]:
@@ -176,10 +181,26 @@ TORCH = RankVariables(
 OPEN_MPI = RankVariables(
     "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", ("OMPI_COMM_WORLD_LOCAL_SIZE",)
 )
+HYDRA = RankVariables(
+    "PMI_RANK",
+    "PMI_SIZE",
+    "MPI_LOCALRANKID",
+    ("MPI_LOCALNRANKS", "PMI_FD", "PMI_HOSTNAME", "PMI_ID", "PMI_PORT"),
+    known_by_local_rank=True,
+)
+"""Variables of the mpirun of MPICH (5.0) and Intel MPI (2021.18)."""
+PALS = RankVariables(
+    "PMI_RANK",
+    "PMI_SIZE",
+    "PMI_LOCAL_RANK",
+    ("PMI_LOCAL_SIZE", "PALS_RANKID", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PALS_NODEID"),
+    known_by_local_rank=True,
+)
+"""Variables of the mpiexec of Cray's PALS."""
 SLURM = RankVariables("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ("SLURM_NODEID", "SLURM_STEP_ID"))
 """Variables of srun."""
 
-FAMILIES = (TORCH, OPEN_MPI, SLURM)
+FAMILIES = (TORCH, OPEN_MPI, HYDRA, PALS, SLURM)
 """Innermost launchers first: torchrun may be started by srun, and mpirun within a Slurm allocation."""
 
 ALL_NAMES = tuple(chain.from_iterable(family.names for family in FAMILIES))

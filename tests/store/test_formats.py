@@ -26,6 +26,7 @@ from vitscale.store.packs import pack_runs
 from vitscale.store.reading import RunIndex
 from vitscale.store.records import FORMAT, OLDEST_FORMAT, MeterLine, RankRecord
 from vitscale.store.results import Run
+from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import TrainSpec, Trial
 
 FORMAT_11 = Path(__file__).parent / "format_11"
@@ -33,9 +34,11 @@ RUNS = ("6482682950ea-r0-a0", "b67a62bbc6ef-r0-a0")
 CHECK = "20260102T030405-abcdef.json"
 REMOVED = {"onebit_freeze_steps"}
 """Fields of format 11 that may be gone: they had a meaning for optimizers alone that no DeepSpeed has any more."""
-RECORDED_TRAIN = json.loads((FORMAT_11 / "runs" / RUNS[0] / "trial.json").read_text())["trial"]["train"]
-ADDED = TrainSpec.model_fields.keys() - RECORDED_TRAIN.keys()
-"""Fields of [train] that came since: a record without them has their defaults."""
+RECORDED_TRIAL = json.loads((FORMAT_11 / "runs" / RUNS[0] / "trial.json").read_text())["trial"]
+ADDED = (TrainSpec.model_fields.keys() - RECORDED_TRIAL["train"].keys()) | (
+    ParallelSpec.model_fields.keys() - RECORDED_TRIAL["parallel"].keys()
+)
+"""Fields of [train] and [parallel] that came since: a record without them has their defaults."""
 RENAMED = {"probes": "meters"}
 NEW_IN_12 = {"trial.json": {"vitscale"}, "study.json": {"vitscale", "factory_digests", "cards"}}
 

@@ -26,7 +26,7 @@ from vitscale.study import file as study_file
 from vitscale.study.file import StudyFile
 from vitscale.study.sections import LaunchSection, SlurmSection, Study, choices
 from vitscale.trial.fields import Spec
-from vitscale.trial.trial import Trial, World
+from vitscale.trial.trial import DeviceName, Trial, World
 
 FEW = 40
 
@@ -234,9 +234,11 @@ def test_the_commands_of_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def counting(module: Any) -> None:
         whole = module.launch_plan
 
-        def planned(scheduler: Any, section: Any, launcher: str, world: World, *rest: Any) -> Any:
+        def planned(
+            scheduler: Any, section: Any, launcher: str, world: World, *rest: Any, device: DeviceName = "cpu"
+        ) -> Any:
             made.append((launcher, world))
-            return whole(scheduler, section, launcher, world, *rest)
+            return whole(scheduler, section, launcher, world, *rest, device=device)
 
         monkeypatch.setattr(module, "launch_plan", planned)
 

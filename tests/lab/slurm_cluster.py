@@ -213,7 +213,7 @@ class SlurmCluster:
 
 @contextmanager
 def slurm_cluster(
-    nodes: int = 2, cpus: int = 4, gpus: int = 0, min_job_age_seconds: int = 300
+    nodes: int = 2, cpus: int = 4, gpus: int = 0, min_job_age_seconds: int = 3600
 ) -> Iterator[SlurmCluster]:
     """A cluster of `nodes` nodes, each said to have `cpus` CPUs and `gpus` GPUs. Nothing of it is left afterwards.
 

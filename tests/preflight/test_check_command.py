@@ -209,7 +209,8 @@ def test_what_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
     assert "Valid: [launch], [slurm], [node]" in refused("--site", "site.toml")
     assert "srun" in refused("--launcher", "srun")
     assert "login node" in refused("--scheduler", "slurm")
-    assert "launch.scheduler" in refused("--scheduler", "pbs")
+    assert "login node: PBS" in refused("--scheduler", "pbs")
+    assert "launch.scheduler" in refused("--scheduler", "sge")
 
 
 def test_a_folder_that_cannot_be_written(refused: Callable[..., str], tmp_path: Path) -> None:

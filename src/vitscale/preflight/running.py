@@ -151,7 +151,7 @@ def _scheduler_with_hosts(file: StudyFile) -> Placement:
     if isinstance(scheduler, Submitter):
         raise RequestError(
             f"this is a login node: {scheduler.title} names the hosts once a job runs",
-            next_step="Check inside an allocation: salloc --nodes=2 vitscale check, or a job that runs it",
+            next_step="Run vitscale check in one of its jobs; under Slurm: salloc --nodes=2 vitscale check",
         )
     return scheduler
 

@@ -157,7 +157,7 @@ def planned(trial: Trial) -> Sent:
     return sent
 
 
-PSI = parameters(MODEL)
+PSI = parameters(MODEL) or 0
 PADDED = PSI + 2
 """The classifier's bias of 10 is 12 to be cut into four."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -130,7 +130,7 @@ def schedules(draw: st.DrawFn) -> list[Message]:
                 needed = shares[place + 1]
             size, every = draw(st.floats(1.0, 1e3)), draw(st.booleans())
             hidden = None if draw(st.booleans()) else ready
-            only = draw(st.sampled_from((None, None, "first", "later")))
+            only: Literal["first", "later"] | None = draw(st.sampled_from((None, None, "first", "later")))
             calls = draw(st.integers(1, 3))
             found.append(Message("all_reduce", size, calls, phase, hidden, every, needed, only_micro_steps=only))
     if draw(st.booleans()):

@@ -21,9 +21,8 @@ from vitscale.datasets.batches import Batches, EpochOrder
 from vitscale.machine.hardware import cpu_throttled_seconds
 from vitscale.probes import host
 from vitscale.probes.collective_sweep import sweep
-from vitscale.probes.gpu_monitor import gpu_monitor
 from vitscale.probes.matmul import compute_speed, measured_matmul
-from vitscale.probes.resources import gpu_uuid
+from vitscale.probes.resources import device_monitor
 from vitscale.processes.heartbeat import PROGRESS
 from vitscale.store import RankLog, checks
 from vitscale.store.checks import CheckGroup, CheckRequest, CheckStage, CollectiveLine, LoaderLine, SweepPlan
@@ -223,7 +222,7 @@ class _Measurements:
         """Measures this rank's pace while its GPU is watched."""
         request = self._request
         # Looked at in each of the pieces of work, which last less than a second in a quick check.
-        monitor = gpu_monitor(gpu_uuid(self._device), min(1.0, request.compute_seconds))
+        monitor = device_monitor(self._device, min(1.0, request.compute_seconds))
         try:
             self._wait_for_other_ranks()
             self._log.write(compute_speed(self._device, request.compute_repeats, request.compute_seconds, monitor))

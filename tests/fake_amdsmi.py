@@ -75,7 +75,7 @@ class FakeAmdSmi:
     """Functions that this driver's library does not have."""
 
     def gpu(self, handle: Any) -> FakeGpu:
-        value = getattr(handle, "value", handle)
+        value: int = handle.value
         return self.gpus[value - _FIRST_HANDLE]
 
     def amdsmi_init(self, flags: Any) -> int:

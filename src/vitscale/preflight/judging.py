@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitscale.preflight import host_verdicts, network_verdicts, pace_verdicts, reach_verdicts
+from vitscale.preflight import host_verdicts, network_verdicts, pace_verdicts, plugin_verdicts, reach_verdicts
 from vitscale.preflight.pace_verdicts import checked_rank_speeds, rates, relative_speeds
 from vitscale.preflight.verdict import host_of
 from vitscale.present import document as doc
@@ -47,6 +47,7 @@ RULES: tuple[Callable[[CheckRecord], Iterable[doc.Finding]], ...] = (
     host_verdicts.too_few_cores,
     host_verdicts.versions_differ,
     host_verdicts.drivers_differ,
+    plugin_verdicts.missing_plugin,
     network_verdicts.slow_link,
     host_verdicts.slow_groups,
     host_verdicts.groups_across_hosts,

@@ -8,6 +8,7 @@ Format history (`FORMAT`):
   4  what groups of ranks that share a model exchange: CheckRequest.exchanges, empty in format 3, and groups by it.
   5  which vitscale: CheckRecord.vitscale, null in older formats; "vitscale's measuring code" among the versions of
      a rank's environment.
+  6  the plug-in for the network: FactsLine.network_plugin, null in older formats.
 
 A reader accepts the formats from `OLDEST_FORMAT` to its own; others are refused by name (`store.formats`).
 """
@@ -42,7 +43,7 @@ from vitscale.store.writing import write_record
 from vitscale.trial.parallel import RankLayout
 from vitscale.trial.trial import DeviceName, Precision, Trial, World
 
-FORMAT = 5
+FORMAT = 6
 OLDEST_FORMAT = 3
 READABLE_CHECKS = ReadableFormats("check", OLDEST_FORMAT, FORMAT)
 
@@ -137,6 +138,15 @@ class InfinibandPort(Record):
     """In the kernel's words: "100 Gb/sec (4X EDR)"."""
 
 
+class NetworkPlugin(Record):
+    """The plug-in by which NCCL or RCCL uses a network that it does not know itself."""
+
+    name: str | None
+    """File name of the one that is found; null where there is none."""
+    problem: str | None
+    """Why none is found."""
+
+
 class StageLine(RankLine):
     """The end of one stage of a rank."""
 
@@ -165,6 +175,8 @@ class FactsLine(RankLine):
     """Addresses of the host's own name, in order; empty where it resolves to nothing."""
     interfaces: tuple[Interface, ...]
     infiniband: tuple[InfinibandPort, ...]
+    network_plugin: NetworkPlugin | None = None
+    """Null on a CPU, and in formats before 6."""
 
 
 class ReachLine(RankLine):

@@ -18,10 +18,12 @@ import torch.distributed as dist
 
 from vitscale import sources
 from vitscale.datasets.batches import Batches, EpochOrder
+from vitscale.machine.gpus import vendor_of_torch
 from vitscale.machine.hardware import cpu_throttled_seconds
 from vitscale.probes import host
 from vitscale.probes.collective_sweep import sweep
 from vitscale.probes.matmul import compute_speed, measured_matmul
+from vitscale.probes.network_plugin import network_plugin
 from vitscale.probes.resources import device_monitor
 from vitscale.processes.heartbeat import PROGRESS
 from vitscale.store import RankLog, checks
@@ -173,8 +175,16 @@ class _Measurements:
                 hostname_addresses=host.hostname_addresses(),
                 interfaces=host.interfaces(),
                 infiniband=host.infiniband_ports(),
+                network_plugin=self._network_plugin(),
             )
         )
+
+    def _network_plugin(self) -> checks.NetworkPlugin | None:
+        """Returns the plug-in that the GPUs' library of collectives would find; None on a CPU."""
+        if self._device.type != "cuda":
+            return None
+        names = vendor_of_torch(torch.version.hip).network_plugins
+        return network_plugin(names, Path(torch.__file__).parent / "lib", os.environ)
 
     def reach_rank_0(self) -> None:
         """Connects to rank 0's address and port, and hangs up at once.

@@ -259,6 +259,15 @@ def test_the_power_of_a_die_is_unknown_for_the_module_is_measured_as_a_whole(hos
     assert [open_gpu(die.uuid).take_reading().power_watts for die in DIES[:2]] == [None, None]
 
 
+@pytest.mark.parametrize("steps", [(0, 500), (500, 500)])
+def test_dies_of_two_modules_are_not_taken_for_one(host: FakeAmdSmi, steps: tuple[int, int]) -> None:
+    """A job that has the second die of one module and the first of the next."""
+    host.gpus = [replace(DIES[n], hip_id=i, energy_steps=steps[i]) for i, n in enumerate((1, 2))]
+    for die in host.gpus:
+        with pytest.raises(EnergyUnknown):
+            energy_counter(die.uuid)
+
+
 @pytest.mark.parametrize("steps", [None, 0])
 def test_a_gpu_that_does_not_count_its_energy(host: FakeAmdSmi, steps: int | None) -> None:
     host.gpus[2].energy_steps = steps

@@ -167,15 +167,34 @@ class AmdGpus(GpuVendor):
         smi = _started_smi()
         found = _found_gpus()
         gpu = _found_gpu(found, uuid)
-        counted = _dies_of_module(found, gpu) if gpu.is_die else (gpu,)
-        if not any(_is_counting_energy(smi, each.handle) for each in counted):
-            raise EnergyUnknown("this GPU does not count its energy")
-        subject = "the GPU module, all its dies" if gpu.is_die else "the GPU"
-        return EnergyCounter(
-            read_millijoules=partial(_highest_millijoules, smi, tuple(each.handle for each in counted)),
-            source=f"AMD SMI: {subject}, whoever uses it",
-            devices=tuple(each.gpu.uuid for each in counted),
-        )
+        if not gpu.is_die:
+            return _counter(smi, gpu, (gpu,), source="AMD SMI: the GPU, whoever uses it")
+        first, *others = _dies_of_module(found, gpu)
+        if any(_is_counting_energy(smi, other.handle) for other in others):
+            raise EnergyUnknown("the first die of a module counts for all, and here another one counts too")
+        source = "AMD SMI: the GPU module, all its dies, whoever uses it"
+        return _counter(smi, first, (first, *others), source=source)
+
+
+def _counter(smi: Any, counting: _FoundGpu, counted: tuple[_FoundGpu, ...], source: str) -> EnergyCounter:
+    """Return the counter of energy of one GPU.
+
+    Args:
+        smi: the module amdsmi, started.
+        counting: the GPU.
+        counted: the GPUs whose energy it counts.
+        source: what that is, for the record.
+
+    Raises:
+        EnergyUnknown: it does not count, or has never moved.
+    """
+    if not _is_counting_energy(smi, counting.handle):
+        raise EnergyUnknown("this GPU does not count its energy")
+    return EnergyCounter(
+        read_millijoules=partial(_millijoules, smi, counting.handle),
+        source=source,
+        devices=tuple(found.gpu.uuid for found in counted),
+    )
 
 
 def _refuse_unusable_gpus(problem: str) -> None:
@@ -310,7 +329,11 @@ def _in_hip_order(smi: Any, handles: list[Any]) -> list[Any]:
 
 
 def _dies_of_module(gpus: tuple[_FoundGpu, ...], die: _FoundGpu) -> tuple[_FoundGpu, ...]:
-    """Return the dies of the module to which one belongs, as far as they are known: HIP counts them in pairs."""
+    """Return the dies of the module to which one belongs, as far as they are known, in HIP's order.
+
+    HIP counts dies in pairs. Where a job has a die without the first one of its module, pairs are not modules: the
+    first of such a pair then counts no energy.
+    """
     return tuple(found for found in gpus if found.index // 2 == die.index // 2)
 
 
@@ -492,15 +515,6 @@ def _millijoules(smi: Any, handle: Any) -> float:
 def _is_counting_energy(smi: Any, handle: Any) -> bool:
     """Whether a GPU's counter of energy is there, and has ever moved."""
     return (_answer_or_none(smi, partial(_millijoules, smi, handle)) or 0.0) > 0.0
-
-
-def _highest_millijoules(smi: Any, handles: tuple[Any, ...]) -> float:
-    """Return the highest of some counters: of a module's dies one counts for all, and the others stay at 0."""
-    readings = [_answer_or_none(smi, partial(_millijoules, smi, handle)) for handle in handles]
-    known = [reading for reading in readings if reading is not None]
-    if not known:
-        return _millijoules(smi, handles[0])  # it raises why there is none
-    return max(known)
 
 
 def _whole(value: Any) -> int | None:

@@ -22,10 +22,12 @@ from vitscale.machine.vendors.nvidia import NvidiaGpus
 
 __all__ = (
     "DEVICE_PREFIXES",
+    "VENDORS",
     "EnergyCounter",
     "EnergyUnknown",
     "Gpu",
     "GpuReading",
+    "GpuVendor",
     "GpusUnreadable",
     "OpenGpu",
     "VendorLibraryFailed",
@@ -35,6 +37,7 @@ __all__ = (
     "host_gpus",
     "library_of",
     "open_gpu",
+    "vendor_of_name",
     "vendor_of_torch",
     "visible_gpus",
 )
@@ -87,6 +90,11 @@ def vendor_of_torch(hip_version: str | None) -> GpuVendor:
         hip_version: torch.version.hip: AMD's runtime for which it was built; None where it was built for CUDA.
     """
     return _NVIDIA if hip_version is None else _AMD
+
+
+def vendor_of_name(device_name: str) -> GpuVendor:
+    """Return whose GPU it is of which torch gives this name: "AMD Instinct MI250X", "NVIDIA H100", "Tesla T4"."""
+    return _AMD if device_name.upper().startswith("AMD") else _NVIDIA
 
 
 def gpu_settings(uuid: str) -> dict[str, Any]:

@@ -92,6 +92,13 @@ class AmdGpus(GpuVendor):
     """The GPUs of this host that AMD SMI knows; ROCR_VISIBLE_DEVICES and HIP's variables say which may be used."""
 
     library = "AMD SMI"
+    tool = "amd-smi"
+    cause_command = "amd-smi monitor --violation, or amd-smi metric --power before MI300"
+    limits_command = "amd-smi metric --clock --power"
+    power_limit_command = "amd-smi set --power-cap"
+    unreadable_advice = (
+        "Correct ROCR_VISIBLE_DEVICES, or give the container /dev/kfd, /dev/dri and the amdsmi of its ROCm"
+    )
     network_plugins = ("librccl-net.so", "libnccl-net.so")
 
     @override

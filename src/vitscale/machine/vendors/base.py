@@ -96,6 +96,16 @@ class GpuVendor(ABC):
 
     library: str
     """Name of the vendor's library, as users know it."""
+    tool: str
+    """The vendor's command that lists GPUs and what runs on them."""
+    cause_command: str
+    """The command that says why clocks are slowed."""
+    limits_command: str
+    """The command that shows clocks and power, and their limits."""
+    power_limit_command: str
+    """The command that sets the power limit."""
+    unreadable_advice: str
+    """What to do where there are signs of GPUs that cannot be read."""
     network_plugins: tuple[str, ...]
     """File names under which the vendor's library of collectives looks for a plug-in for the network, in its order."""
 

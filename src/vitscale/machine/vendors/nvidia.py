@@ -57,6 +57,13 @@ class NvidiaGpus(GpuVendor):
     """The GPUs of this host that NVML knows; CUDA_VISIBLE_DEVICES says which ones this process may use."""
 
     library = "NVML"
+    tool = "nvidia-smi"
+    cause_command = "nvidia-smi -q -d PERFORMANCE"
+    limits_command = "nvidia-smi -q -d CLOCK,POWER"
+    power_limit_command = "nvidia-smi -pl"
+    unreadable_advice = (
+        "Correct CUDA_VISIBLE_DEVICES, or give the container NVML (NVIDIA_DRIVER_CAPABILITIES with 'utility')"
+    )
     network_plugins = ("libnccl-net.so",)
 
     @override

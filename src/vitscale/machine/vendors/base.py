@@ -37,7 +37,7 @@ class Gpu:
     memory_bytes: int | None
     driver: str | None
     compute_capability: tuple[int, int] | None
-    """Of NVIDIA's GPUs."""
+    """NVIDIA's number of what it can compute; None for other vendors."""
     numa_node: int | None = None
     """The memory node that it is attached to."""
     slices: tuple[Gpu, ...] = ()
@@ -45,7 +45,7 @@ class Gpu:
     mig: bool = False
     """Whether it is in MIG mode, in which only its slices compute."""
     architecture: str | None = None
-    """Of AMD's GPUs, as LLVM names it: "gfx90a"."""
+    """LLVM's name of what an AMD GPU can compute, "gfx90a"; None for other vendors."""
 
     @property
     def has_fast_bf16(self) -> bool:

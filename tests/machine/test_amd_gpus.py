@@ -23,6 +23,7 @@ from vitscale.machine.gpus import (
     gpu_with_uuid,
     host_gpus,
     open_gpu,
+    vendor_of_name,
     vendor_of_torch,
     visible_gpus,
 )
@@ -308,6 +309,20 @@ def test_a_gpu_that_nobody_knows_is_not_the_host(
     assert resources.gpu_uuid(torch.device("cuda", 1)) is None
     monitor = resources.device_monitor(torch.device("cuda", 1))
     assert monitor.reason == "no library of its vendor knows this GPU"
+
+
+@pytest.mark.parametrize(
+    ("name", "tool"),
+    [
+        ("AMD Instinct MI250X", "amd-smi"),
+        ("AMD Radeon PRO W7900", "amd-smi"),
+        ("NVIDIA H100 80GB HBM3", "nvidia-smi"),
+        ("Tesla T4", "nvidia-smi"),
+        ("AMD EPYC", "nvidia-smi"),  # a processor
+    ],
+)
+def test_a_gpus_name_says_by_which_command_to_look_at_it(name: str, tool: str) -> None:
+    assert vendor_of_name(name).tool == tool
 
 
 def test_torch_says_whose_gpus_it_computes_on() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec._core
 import pytest
 
 from check_factory import checked, interface, record
@@ -24,7 +24,9 @@ FOUND = NetworkPlugin(name="librccl-net.so", problem=None)
 
 def library(path: Path) -> None:
     """Puts a library that can be opened there: any one does."""
-    shutil.copy(str(msgspec._core.__file__), path)
+    extension = importlib.util.find_spec("msgspec._core")
+    assert extension is not None
+    shutil.copy(str(extension.origin), path)
 
 
 @pytest.fixture
@@ -72,7 +74,11 @@ def test_why_there_is_none(folder: Path) -> None:
 def rank(number: int, **facts: Any) -> CheckedRank:
     """A rank on a host of its own with Slingshot, whose torch is built for ROCm."""
     slingshot = (interface("lo", "127.0.0.1/8"), interface("hsn0", f"10.1.0.{number + 1}/16", 200_000))
-    usual = {"interfaces": slingshot, "network_plugin": MISSING, "versions": {"rocm": "6.4.43483", "rccl": "2.22.3"}}
+    usual: dict[str, Any] = {
+        "interfaces": slingshot,
+        "network_plugin": MISSING,
+        "versions": {"rocm": "6.4.43483", "rccl": "2.22.3"},
+    }
     return checked(number, **(usual | facts))
 
 

@@ -93,8 +93,12 @@ def vendor_of_torch(hip_version: str | None) -> GpuVendor:
 
 
 def vendor_of_name(device_name: str) -> GpuVendor:
-    """Return whose GPU it is of which torch gives this name: "AMD Instinct MI250X", "NVIDIA H100", "Tesla T4"."""
-    return _AMD if device_name.upper().startswith("AMD") else _NVIDIA
+    """Return whose GPU it is of which torch gives this name: "AMD Instinct MI250X", "NVIDIA H100", "Tesla T4".
+
+    AMD makes processors too ("AMD EPYC"), so its own name alone says nothing of a GPU.
+    """
+    has_amd_brand = any(brand in device_name.upper() for brand in ("INSTINCT", "RADEON"))
+    return _AMD if has_amd_brand else _NVIDIA
 
 
 def gpu_settings(uuid: str) -> dict[str, Any]:

@@ -60,6 +60,15 @@ def shared(record: BaseModel, content: Mapping[str, Any]) -> tuple[Any, Any]:
     return _without_removed({key: value for key, value in read.items() if key in content}), _without_removed(content)
 
 
+def _with_keys_of(read: Any, content: Any) -> Any:
+    """What was read without fields that the file lacks, at any depth."""
+    if isinstance(read, dict) and isinstance(content, Mapping):
+        return {key: _with_keys_of(value, content[key]) for key, value in read.items() if key in content}
+    if isinstance(read, list) and isinstance(content, list) and len(read) == len(content):
+        return [_with_keys_of(value, written_value) for value, written_value in zip(read, content, strict=True)]
+    return read
+
+
 def _without_removed(content: Any) -> Any:
     if not isinstance(content, Mapping):
         return content
@@ -146,7 +155,7 @@ def test_a_check_of_format_4_reads_back() -> None:
     assert checks.problems == ()
     (check,) = checks.records
     read, content = shared(check, written(FORMAT_11 / "checks" / CHECK))
-    assert read == content
+    assert _with_keys_of(read, content) == content
 
 
 def assert_names_the_last_reader(message: str) -> None:
@@ -216,6 +225,6 @@ def test_a_check_of_format_3_reads_back(folder: Path) -> None:
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_check_of_an_older_format_is_refused_with_the_last_program_that_reads_it(folder: Path, number: int) -> None:
     set_format(folder / "checks" / CHECK, number)
-    with pytest.raises(StoreError, match=f"has check format {number}, and this vitscale reads 3 to 5") as caught:
+    with pytest.raises(StoreError, match=f"has check format {number}, and this vitscale reads 3 to 6") as caught:
         read_check(folder / "checks" / CHECK)
     assert LAST_READER_OF_OLDER in str(caught.value)

@@ -111,13 +111,46 @@ def test_older_drivers_leave_the_makers_name_out() -> None:
         "NVIDIA RTX PRO 6000 Blackwell Server Edition",
         "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
         "Tesla V100-SXM3-32GB",
-        "AMD Instinct MI300X",
+        "AMD Instinct MI300X HF",
+        "AMD Instinct MI308X",
         "H100 80GB HBM3 something",
         "",
     ],
 )
 def test_a_name_that_only_begins_like_a_known_one_is_unknown(name: str) -> None:
     assert peak("cuda", name, "bf16") == f"no published peak of {name!r} is known here"
+
+
+# Compute units, dense FLOP per compute unit and clock in fp16, bf16, tf32 (None: unknown to it) and fp32, and the clock
+# in GHz under which AMD states rates (CDNA white papers). Of an MI250 and MI250X: of one of the two dies.
+AMD_CHIPS = {
+    "AMD Instinct MI100": (120, (1024, 512, None, 256), 1.502),
+    "AMD Instinct MI210": (104, (1024, 1024, None, 256), 1.7),
+    "AMD Instinct MI250": (104, (1024, 1024, None, 256), 1.7),
+    "AMD Instinct MI250X": (110, (1024, 1024, None, 256), 1.7),
+    "AMD Instinct MI300A": (228, (2048, 2048, 1024, 256), 2.1),
+    "AMD Instinct MI300X": (304, (2048, 2048, 1024, 256), 2.1),
+    "AMD Instinct MI300X VF": (304, (2048, 2048, 1024, 256), 2.1),
+    "AMD Instinct MI325X": (304, (2048, 2048, 1024, 256), 2.1),
+    "AMD Instinct MI350X": (256, (4096, 4096, None, 256), 2.2),
+    "AMD Instinct MI355X": (256, (4096, 4096, None, 256), 2.4),
+}
+
+
+@pytest.mark.parametrize("name", AMD_CHIPS)
+def test_a_published_peak_of_amds_is_what_the_chip_can_do(name: str) -> None:
+    units, flops_per_clock, gigahertz = AMD_CHIPS[name]
+    for dtype, flops in zip(("fp16", "bf16", "tf32", "fp32"), flops_per_clock, strict=True):
+        if flops is None:
+            assert "matrix cores of the MI" in str(peak("cuda", name, dtype))
+        else:
+            assert of(name, dtype).flops_per_second == pytest.approx(units * flops * gigahertz * 1e9, rel=0.002)
+            assert of(name, dtype).source.startswith("AMD Instinct MI")
+
+
+def test_a_name_that_stands_for_two_types_of_gpu_has_no_peak() -> None:
+    name = "AMD Instinct MI250X / MI250"
+    assert "stands for two types of GPU" in str(peak("cuda", name, "bf16"))
 
 
 def test_arithmetic_that_the_tensor_cores_lack_has_no_peak() -> None:

@@ -11,8 +11,9 @@ import pytest
 from fake_nvml import UUID, FakeNvml, installed
 from study_factory import EIGHT_CORES, expanded
 from vitscale.errors import RequestError
-from vitscale.machine import gpus
-from vitscale.machine.gpus import Gpu, GpusUnreadable, gpu_settings, host_gpus, select_visible, visible_gpus
+from vitscale.machine.gpus import Gpu, GpusUnreadable, gpu_settings, host_gpus, visible_gpus
+from vitscale.machine.vendors import nvidia
+from vitscale.machine.vendors.nvidia import select_visible
 
 H200 = Gpu("GPU-11111111-2222-3333-4444-555555555555", "NVIDIA H200", 143_771 * 2**20, "570.124.06", (9, 0))
 T4 = Gpu("GPU-66666666-7777-8888-9999-000000000000", "Tesla T4", 15_360 * 2**20, "550.90.07", (7, 5))
@@ -68,7 +69,7 @@ def test_a_slice_of_a_gpu_is_a_gpu(visible: str | None, chosen: list[Gpu]) -> No
 def device_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Stands for /dev."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(gpus, "device_files", lambda: sorted(str(path) for path in tmp_path.glob("nvidia[0-9]*")))
+    monkeypatch.setattr(nvidia, "_DEVICES", tmp_path)
     return tmp_path
 
 

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_nvml import UUID, Answers, FakeNvml, installed
-from vitscale.probes.gpu_monitor import GpuReading, NvmlMonitor, gpu_monitor, summary, throttling
+from vitscale.machine.gpus import GpuReading, OpenGpu, open_gpu
+from vitscale.machine.vendors.nvidia import throttling
+from vitscale.probes.gpu_monitor import SamplingMonitor, gpu_monitor, summary
 
 HOUR = 3600.0
 INSTANT = 1e-4
@@ -19,11 +21,16 @@ POWER_CAP, HARDWARE, THERMAL_HARDWARE, POWER_BRAKE = 0x4, 0x8, 0x40, 0x80
 IDLE, USER_CLOCKS, DISPLAY = 0x1, 0x2, 0x100
 
 
-def monitor(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch, seconds: float = HOUR) -> NvmlMonitor:
+def monitor(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch, seconds: float = HOUR) -> SamplingMonitor:
     installed(fake, monkeypatch)
     made = gpu_monitor(UUID, seconds)
-    assert isinstance(made, NvmlMonitor)
+    assert isinstance(made, SamplingMonitor)
     return made
+
+
+def opened(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> OpenGpu:
+    installed(fake, monkeypatch)
+    return open_gpu(UUID)
 
 
 def test_figures_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,9 +41,8 @@ def test_figures_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
         Answers(70, 1200, 84, 500_000, THERMAL_HARDWARE | HARDWARE),
         Answers(40, 1700, 75, 400_000, IDLE | USER_CLOCKS),
     ]
-    watching = monitor(FakeNvml(looks), monkeypatch)
-    seen = summary([watching.take_reading() for _ in looks])
-    watching.close()
+    gpu = opened(FakeNvml(looks), monkeypatch)
+    seen = summary([gpu.take_reading() for _ in looks])
     assert seen is not None
     assert seen.model_dump() == {
         "samples": 4,
@@ -53,6 +59,11 @@ def test_figures_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
+def reading(mhz: int | None, bits: int | None) -> GpuReading:
+    slowed_by, is_idle = (throttling(bits), bool(bits & IDLE)) if bits is not None else (None, None)
+    return GpuReading(0.9, mhz, 60, 300.0, slowed_by, is_idle)
+
+
 @pytest.mark.parametrize(
     ("looks", "clock"),
     [
@@ -65,7 +76,7 @@ def test_figures_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_clock_that_only_a_setting_holds_is_told(
     looks: list[tuple[int | None, int | None]], clock: int | None
 ) -> None:
-    seen = summary([GpuReading(0.9, mhz, 60, 300.0, bits) for mhz, bits in looks])
+    seen = summary([reading(mhz, bits) for mhz, bits in looks])
     assert seen is not None
     assert seen.unheld_sm_clock_mhz == clock
 
@@ -126,9 +137,8 @@ def test_its_thread_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_a_gpu_does_not_tell_is_unknown_and_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    watching = monitor(FakeNvml([Answers(None, 1980, None, None, None)]), monkeypatch)
-    seen = summary([watching.take_reading()])
-    watching.close()
+    gpu = opened(FakeNvml([Answers(None, 1980, None, None, None)]), monkeypatch)
+    seen = summary([gpu.take_reading()])
     assert seen is not None
     assert seen.sm_clock_mhz_min == 1980
     assert (seen.utilisation, seen.temperature_celsius_max, seen.power_watts_mean) == (None, None, None)
@@ -136,27 +146,23 @@ def test_what_a_gpu_does_not_tell_is_unknown_and_not_zero(monkeypatch: pytest.Mo
 
 
 def test_a_gpu_that_tells_nothing_has_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    watching = monitor(FakeNvml([Answers(None, None, None, None, None)]), monkeypatch)
-    assert summary([watching.take_reading()]) is None
-    watching.close()
+    gpu = opened(FakeNvml([Answers(None, None, None, None, None)]), monkeypatch)
+    assert summary([gpu.take_reading()]) is None
 
 
 def test_older_drivers_are_asked_by_older_names(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeNvml([Answers(temperature_celsius=77, clock_reasons=POWER_BRAKE)])
     fake.missing = {"nvmlDeviceGetTemperatureV", "nvmlDeviceGetCurrentClocksEventReasons"}
-    watching = monitor(fake, monkeypatch)
-    look = watching.take_reading()
-    watching.close()
-    assert (look.temperature_celsius, look.throttle_bits) == (77, POWER_BRAKE)
+    look = opened(fake, monkeypatch).take_reading()
+    assert (look.temperature_celsius, look.slowed_by) == (77, ("power brake",))
 
 
 def test_a_later_pynvml_may_have_dropped_the_older_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    watching = monitor(FakeNvml([Answers(None, None, None, None, None)]), monkeypatch)
+    gpu = opened(FakeNvml([Answers(None, None, None, None, None)]), monkeypatch)
     monkeypatch.delattr(pynvml, "nvmlDeviceGetTemperature")
     monkeypatch.delattr(pynvml, "nvmlDeviceGetCurrentClocksThrottleReasons")
-    look = watching.take_reading()
-    watching.close()
-    assert (look.temperature_celsius, look.throttle_bits) == (None, None)
+    look = gpu.take_reading()
+    assert (look.temperature_celsius, look.slowed_by) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,11 @@ import time
 import pytest
 import torch
 
+from vitscale.machine.gpus import GpuReading
 from vitscale.probes import resources
-from vitscale.probes.resources import ResourceProbe
+from vitscale.probes.gpu_monitor import summary
+from vitscale.probes.resources import ResourceProbe, checked_energy
+from vitscale.store.records import EnergyReading
 
 CPU = torch.device("cpu")
 
@@ -72,3 +75,25 @@ def test_throttled_time_is_that_of_the_stretch(
     probe.begin()
     monkeypatch.setattr(resources, "cpu_throttled_seconds", lambda: after)
     assert probe.end(0, range(1)).cpu_throttled_seconds == seconds
+
+
+@pytest.mark.parametrize(
+    ("joules", "watts", "samples", "is_believed"),
+    [
+        (3000.0, 300.0, 10, True),
+        (1600.0, 300.0, 10, True),
+        (300.0, 300.0, 10, False),  # a tenth of what the power makes
+        (30_000.0, 300.0, 10, False),
+        (300.0, 300.0, 4, True),  # too few samples to know better
+        (300.0, None, 10, True),
+    ],
+)
+def test_a_counter_of_energy_is_not_believed_against_the_power(
+    joules: float, watts: float | None, samples: int, is_believed: bool
+) -> None:
+    counted = EnergyReading(joules=joules, source="AMD SMI: the GPU, whoever uses it", reason=None, devices=("GPU-1",))
+    gpu = summary([GpuReading(0.9, 1700, 60, watts, (), False)] * samples)
+    reading = checked_energy(counted, gpu, seconds=10.0)
+    assert reading.joules == (joules if is_believed else None)
+    assert (reading.reason is None) == is_believed
+    assert reading.devices == counted.devices

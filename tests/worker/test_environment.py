@@ -17,6 +17,7 @@ from vitscale.worker.environment import (
     _boost,
     _governor,
     _network_adapters,
+    _software_versions,
     allocation,
     nccl_file_settings,
     recorded_settings,
@@ -139,3 +140,20 @@ def test_network_adapters_that_are_up_whatever_they_are_called(tmp_path: Path) -
     assert _network_adapters(tmp_path) == (
         "MT4123, firmware 20.31.1014, 200 Gb/sec (4X HDR)", "MT4129, firmware 28.39.1002, 400 Gb/sec (4X NDR)",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("hip", "expected"),
+    [
+        (None, {"cuda": "12.8", "nccl": "2.27.3"}),
+        ("6.4.43483", {"rocm": "6.4.43483", "rccl": "2.27.3"}),
+    ],
+)
+def test_versions_of_a_gpu_are_those_of_its_vendor(
+    monkeypatch: pytest.MonkeyPatch, hip: str | None, expected: dict[str, str]
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.version, "cuda", "12.8" if hip is None else None)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3))
+    versions = _software_versions(torch.device("cuda"), ())
+    assert {name: versions.get(name) for name in ("cuda", "nccl", "rocm", "rccl") if name in versions} == expected

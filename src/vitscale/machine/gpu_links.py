@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from vitscale.machine.gpus import NvmlFailed, answer_or_none, started_nvml
+from vitscale.machine.vendors.base import VendorLibraryFailed
+from vitscale.machine.vendors.nvidia import answer_or_none, started_nvml
 
 _GENERATION_BY_VERSION = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5, 8: 6}
 """NVML_NVLINK_VERSION_* -> generation of NVLink: 2.2 is one of the second, 3.1 of the third (nvml.h)."""
@@ -41,7 +42,7 @@ def gpu_links(uuid: str) -> dict[str, Any]:
                 "pcie_gpu_width": answer_or_none(nvml, partial(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle)),
             }
             return pcie | _nvlinks(nvml, handle) | {"peers": _peer_access(nvml, handle)}
-    except NvmlFailed:
+    except VendorLibraryFailed:
         return {}
 
 

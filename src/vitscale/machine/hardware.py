@@ -59,15 +59,14 @@ class Machine:
         return replace(self, cores=cores, node_cores=node_cores)
 
     def fast_bf16(self, device: str) -> bool:
-        """Whether bf16 arithmetic is faster than fp32: with AMX or AVX512-BF16, or from compute capability 8.0."""
+        """Whether bf16 arithmetic is faster than fp32: with AMX or AVX512-BF16, or where all GPUs have units for it."""
         if device == "cpu":
             return self.cpu_has_fast_bf16
-        are_fast = [gpu.compute_capability is not None and gpu.compute_capability >= (8, 0) for gpu in self.gpus]
-        return bool(are_fast) and all(are_fast)
+        return bool(self.gpus) and all(gpu.has_fast_bf16 for gpu in self.gpus)
 
 
 def this_machine() -> Machine:
-    """Return the resources of this machine, as the kernel and, where it exists, NVML report them."""
+    """Return the resources of this machine, as the kernel and the libraries of GPU vendors report them."""
     quota = cpu_quota_cores()
     cores = len(usable_cores())
     if quota is not None:

@@ -35,7 +35,7 @@ class GpuType:
     """One type of GPU."""
 
     name: str
-    """Its name as its driver reports it, without "NVIDIA"."""
+    """Its name as its driver reports it, without "NVIDIA" or "AMD"."""
     memory_bytes: int
     bytes_per_second: float
     """Bandwidth of its memory."""
@@ -109,11 +109,21 @@ TYPES = (
     _type("GeForce RTX 3090", 24, 936),
     _type("GeForce RTX 3080", 10, 760),
     _type("GeForce RTX 3070", 8, 448),
+    # A die of an MI250 or MI250X is a GPU of its own, with half of the module's memory.
+    _type("Instinct MI355X", 288, 8000, "MI355X"),
+    _type("Instinct MI350X", 288, 8000, "MI350X"),
+    _type("Instinct MI325X", 256, 6000, "MI325X"),
+    _type("Instinct MI300X", 192, 5300, "MI300X"),
+    _type("Instinct MI300A", 128, 5300, "MI300A"),
+    _type("Instinct MI250X", 64, 1638.4, "MI250X"),
+    _type("Instinct MI250", 64, 1638.4, "MI250"),
+    _type("Instinct MI210", 64, 1638.4, "MI210"),
+    _type("Instinct MI100", 32, 1228.8, "MI100"),
 )
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]|^ *(nvidia)? *(tesla|geforce|quadro)?", "", name.lower())
+    return re.sub(r"[^a-z0-9]|^ *(nvidia|amd)? *(tesla|geforce|quadro)?", "", name.lower())
 
 
 _BY_NAME = {_plain(name): gpu for gpu in TYPES for name in (gpu.name, *gpu.aliases)}
@@ -121,7 +131,7 @@ _NEAREST = 6
 
 
 def gpu_type(name: str) -> GpuType:
-    """The type that a driver, a cloud or a person names, whatever the case, blanks and brands ("NVIDIA Tesla").
+    """The type that a driver, a cloud or a person names, whatever the case, blanks and brands ("NVIDIA Tesla", "AMD").
 
     Raises:
         RequestError: it is not known here.

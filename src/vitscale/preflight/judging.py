@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitscale.preflight import host_verdicts, link_verdicts, network_verdicts, pace_verdicts, reach_verdicts
+from vitscale.preflight import (
+    host_verdicts,
+    link_verdicts,
+    network_verdicts,
+    pace_verdicts,
+    plugin_verdicts,
+    reach_verdicts,
+)
 from vitscale.preflight.pace_verdicts import checked_rank_speeds, rates, relative_speeds
 from vitscale.preflight.verdict import host_of
 from vitscale.present import document as doc
@@ -55,6 +62,7 @@ RULES: tuple[Callable[[CheckRecord], Iterable[doc.Finding]], ...] = (
     link_verdicts.no_gpu_direct,
     link_verdicts.adapters_differ,
     link_verdicts.narrow_pcie,
+    plugin_verdicts.missing_plugin,
     network_verdicts.slow_link,
     link_verdicts.slow_adapters,
     host_verdicts.slow_groups,

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from vitscale.machine.gpus import GpuVendor, vendor_of_name
 from vitscale.preflight.verdict import concerning, hosts_of, note, ranks_named, warning
 from vitscale.present.document import About, Finding
 from vitscale.present.units import listed
@@ -190,7 +191,7 @@ def gpu_throttling(record: CheckRecord) -> Iterable[Finding]:
     yield warning(
         kind="gpu-throttled",
         message=f"the GPU of {_numbers_and_hosts(ranks)} slows its clocks: {listed(reasons)}",
-        advice="See to cooling and the power limit (nvidia-smi -q -d PERFORMANCE)",
+        advice=f"See to cooling and the power limit ({_vendor(ranks[0]).cause_command})",
         about=concerning(ranks),
     )
 
@@ -222,7 +223,8 @@ def power_limits(record: CheckRecord) -> Iterable[Finding]:
         yield note(
             kind="power-limit",
             message=f"{subject} of {_numbers_and_hosts(ranks)} {verb} {limit}",
-            advice="Times belong to this limit: compare only GPUs with the same one (nvidia-smi -pl sets it)",
+            advice="Times belong to this limit: compare only GPUs with the same one "
+            f"({_vendor(ranks[0]).power_limit_command} sets it)",
             about=concerning(ranks),
         )
 
@@ -254,7 +256,8 @@ def unsteady(record: CheckRecord) -> Iterable[Finding]:
         kind="unsteady",
         message=f"the pace of {ranks_named(list(spreads))} varies by up to {100 * max(spreads.values()):.0f} % from "
         "one repeat to the next: other processes compute there too, or clocks change",
-        advice="See what else runs there (top, nvidia-smi), and check again; speeds are known no better than that",
+        advice=f"See what else runs there (top, {_vendor(record.ranks[0]).tool}), and check again; speeds are known no "
+        "better than that",
         about=About(ranks=tuple(spreads)),
     )
 
@@ -287,12 +290,17 @@ def clocks_differ(record: CheckRecord) -> Iterable[Finding]:
                 kind="clocks-differ",
                 message=f"{device}: {ranks_named(slow_ranks)} at {lowest:,.0f} MHz, others at {highest:,.0f} MHz under "
                 "the same work",
-                advice="Look for a lower power limit or locked clocks (nvidia-smi -q -d CLOCK,POWER)",
+                advice=f"Look for a lower power limit or locked clocks ({vendor_of_name(device).limits_command})",
                 about=About(ranks=tuple(slow_ranks)),
             )
 
 
 # The figures that the findings rest on
+
+
+def _vendor(rank: CheckedRank) -> GpuVendor:
+    """Return whose GPU a rank has."""
+    return vendor_of_name(_device_name(rank))
 
 
 def rates(ranks: Sequence[CheckedRank]) -> dict[int, float]:

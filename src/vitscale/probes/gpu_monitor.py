@@ -1,36 +1,20 @@
-"""Watches a rank's GPU during training: load, clock, temperature, power and throttling, by NVML, once a second."""
+"""Watches a rank's GPU during training: load, clock, temperature, power and throttling, once a second."""
 
 from __future__ import annotations
 
 import statistics
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from typing_extensions import override
 
+from vitscale.machine.gpus import GpuReading, OpenGpu, VendorLibraryFailed, library_of, open_gpu
 from vitscale.store.records import GPU_LIMITS, GpuSamples
 
 SECONDS_BETWEEN_SAMPLES = 1.0
-
-# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h): reasons that slow the clocks, other than a user's setting.
-THROTTLE_REASONS = {
-    0x004: "power cap",
-    0x008: "hardware slowdown",
-    0x010: "sync boost",
-    0x020: "thermal (driver)",
-    0x040: "thermal (hardware)",
-    0x080: "power brake",
-    0x200: "board limit",
-    0x400: "reliability",
-}
-_IDLE = 0x001
-"""Bit of a GPU that has nothing to do."""
-_CLOCKS_SET = 0x002 | 0x100
-"""Bits of clocks that are set by the user, and for a display: they are the usual clocks of that GPU."""
 
 
 class GpuMonitor:
@@ -55,28 +39,17 @@ class GpuMonitor:
         """Stops watching."""
 
 
-@dataclass(frozen=True)
-class GpuReading:
-    """Values of a GPU at one moment; None where the GPU does not report it."""
-
-    utilisation: float | None
-    sm_clock_mhz: int | None
-    temperature_celsius: int | None
-    power_watts: float | None
-    throttle_bits: int | None
-
-
-class NvmlMonitor(GpuMonitor):
-    """Asks NVML about one GPU, in a thread of its own.
+class SamplingMonitor(GpuMonitor):
+    """Reads one GPU in a thread of its own.
 
     The first sample is taken a second after `begin`, and none at `end`, where the GPU is idle: a shorter time has none.
     """
 
-    def __init__(self, nvml: Any, handle: Any, seconds_between_samples: float = SECONDS_BETWEEN_SAMPLES) -> None:
-        """`nvml` is the module pynvml, initialised; `handle` is the GPU's."""
+    def __init__(self, gpu: OpenGpu, library: str, seconds_between_samples: float = SECONDS_BETWEEN_SAMPLES) -> None:
+        """`library`: name of the vendor's library that reads it, for the record."""
         super().__init__(reason=None)
-        self._nvml = nvml
-        self._handle = handle
+        self._gpu = gpu
+        self._library = library
         self._seconds = seconds_between_samples
         self._samples: list[GpuReading] = []
         """Readings since the latest `begin`."""
@@ -105,7 +78,9 @@ class NvmlMonitor(GpuMonitor):
             self._watching = False
             self._stretch += 1
             self._condition.notify()
-        self.reason = None if samples else f"NVML is asked every {self._seconds:g} s, and this was over before"
+        self.reason = (
+            None if samples else f"{self._library} is asked every {self._seconds:g} s, and this was over before"
+        )
         return summary(samples)
 
     @override
@@ -114,36 +89,6 @@ class NvmlMonitor(GpuMonitor):
             self._closed = True
             self._condition.notify()
         self._thread.join()
-
-    def take_reading(self) -> GpuReading:
-        """Asks for all values once."""
-        nvml = self._nvml
-        handle = self._handle
-        utilisation = self._first_answer(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-        power = self._first_answer(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
-        return GpuReading(
-            utilisation=None if utilisation is None else utilisation / 100,
-            sm_clock_mhz=self._first_answer(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-            # Older drivers know these two only by their older names.
-            temperature_celsius=self._first_answer(
-                lambda: nvml.nvmlDeviceGetTemperatureV(handle, nvml.NVML_TEMPERATURE_GPU),
-                lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-            ),
-            power_watts=None if power is None else power / 1000,
-            throttle_bits=self._first_answer(
-                lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
-                lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
-            ),
-        )
-
-    def _first_answer(self, *ways: Callable[[], int]) -> int | None:
-        """Returns the answer of the first of these calls that this GPU and driver know; None where they know none."""
-        for way in ways:
-            try:
-                return int(way())
-            except (self._nvml.NVMLError, AttributeError):  # a later pynvml may have dropped an older name
-                continue
-        return None
 
     def _watch(self) -> None:
         """Takes a sample a second while the GPU is watched, until `close`."""
@@ -156,7 +101,9 @@ class NvmlMonitor(GpuMonitor):
                     return
                 if self._stretch != stretch:
                     continue
-            reading = self.take_reading()  # without the lock: it may take milliseconds, and `end` must not wait for it
+            reading = (
+                self._gpu.take_reading()
+            )  # without the lock: it may take milliseconds, and `end` must not wait for it
             with self._condition:
                 if self._stretch == stretch:
                     self._samples.append(reading)
@@ -170,21 +117,15 @@ def gpu_monitor(uuid: str | None, seconds_between_samples: float = SECONDS_BETWE
     """Returns the monitor of a GPU.
 
     Args:
-        uuid: the GPU's, as NVML writes it ("GPU-..."); None: the rank computes on the host.
+        uuid: the GPU's, as its vendor's library writes it ("GPU-..."); None: the rank computes on the host.
         seconds_between_samples: time from one sample to the next.
     """
     if uuid is None:
         return GpuMonitor(reason="the rank computes on the host")
     try:
-        import pynvml
-    except ImportError as error:
-        return GpuMonitor(reason=f"pynvml cannot be imported: {error}")
-    try:
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-    except pynvml.NVMLError as error:
-        return GpuMonitor(reason=f"NVML: {error}")
-    return NvmlMonitor(pynvml, handle, seconds_between_samples)
+        return SamplingMonitor(open_gpu(uuid), library_of(uuid), seconds_between_samples)
+    except VendorLibraryFailed as error:
+        return GpuMonitor(reason=str(error))
 
 
 def summary(samples: Sequence[GpuReading]) -> GpuSamples | None:
@@ -195,9 +136,8 @@ def summary(samples: Sequence[GpuReading]) -> GpuSamples | None:
     clocks = _without_none(sample.sm_clock_mhz for sample in samples)
     temperatures = _without_none(sample.temperature_celsius for sample in samples)
     powers = _without_none(sample.power_watts for sample in samples)
-    throttle_bits = _without_none(sample.throttle_bits for sample in samples)
     # From here on without the samples in which the GPU did not report its reasons.
-    reasons_by_sample = [throttling(bits) for bits in throttle_bits]
+    reasons_by_sample = [sample.slowed_by for sample in samples if sample.slowed_by is not None]
     faults_by_sample = [_faults_among(reasons) for reasons in reasons_by_sample]
     limits_by_sample = [_limits_among(reasons) for reasons in reasons_by_sample]
     return GpuSamples(
@@ -262,7 +202,7 @@ def _highest_unheld_clock(samples: Sequence[GpuReading], reasons_by_sample: Sequ
 
 def _is_unheld(sample: GpuReading) -> bool:
     """Whether it is known that a GPU was neither held back nor idle; clocks set by the user are its usual ones."""
-    return sample.throttle_bits is not None and not sample.throttle_bits & ~_CLOCKS_SET
+    return sample.slowed_by == () and sample.is_idle is False
 
 
 def _distinct_names(names_by_sample: Sequence[Sequence[str]]) -> tuple[str, ...]:
@@ -275,14 +215,3 @@ def _share_with_any(names_by_sample: Sequence[Sequence[str]]) -> float | None:
     if not names_by_sample:
         return None
     return sum(1 for names in names_by_sample if names) / len(names_by_sample)
-
-
-def throttling(bits: int) -> tuple[str, ...]:
-    """Returns names of the reasons in NVML's bits that slow the clocks; an unknown one as "reason 0x1000"."""
-    names = [name for bit, name in THROTTLE_REASONS.items() if bits & bit]
-    unknown_bits = bits & ~(_IDLE | _CLOCKS_SET) & ~sum(THROTTLE_REASONS)
-    for position in range(unknown_bits.bit_length()):
-        bit = 1 << position
-        if unknown_bits & bit:
-            names.append(f"reason {bit:#x}")
-    return tuple(names)

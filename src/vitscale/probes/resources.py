@@ -1,8 +1,8 @@
 """Measures what one rank uses: its memory, and over a stretch of timed steps its processor time, GPU and energy.
 
-Energy is read by the zeus library: of a rank's GPU (NVML) or its host's processors (RAPL).
+Energy is that of a rank's GPU, as its vendor counts it, or of its host's processors (RAPL, by the zeus library).
 
-No counter is read between timed steps; a thread of its own asks NVML once a second.
+No counter is read between timed steps; a thread of its own reads the GPU once a second.
 """
 
 from __future__ import annotations
@@ -22,13 +22,22 @@ import torch
 from typing_extensions import override
 
 from vitscale.base.resident_memory import resident_memory
-from vitscale.machine.gpus import gpu_with_uuid
+from vitscale.machine.gpus import (
+    EnergyUnknown,
+    GpusUnreadable,
+    energy_counter,
+    gpu_with_uuid,
+    library_of,
+    vendor_of_torch,
+    visible_gpus,
+)
 from vitscale.machine.hardware import cpu_throttled_seconds
-from vitscale.probes.gpu_monitor import gpu_monitor
+from vitscale.probes.gpu_monitor import SECONDS_BETWEEN_SAMPLES, GpuMonitor, gpu_monitor
 from vitscale.processes.launch_file import boot_id
-from vitscale.store.records import EnergyReading, ResourcesLine
+from vitscale.store.records import EnergyReading, GpuSamples, ResourcesLine
 
 NOT_INSTALLED = "the zeus library is not here: it comes with vitscale's extra energy"
+_GPU_UNKNOWN = "no library of its vendor knows this GPU"
 BY_LOCAL_RANK_0 = "measured by local rank 0"
 RAPL_FOLDERS = (Path("/sys/class/powercap/intel-rapl"), Path("/zeus_sys/class/powercap/intel-rapl"))
 """Folders in which zeus looks; the second is where it is mounted in containers."""
@@ -179,21 +188,12 @@ def energy_meter(gpu_uuid: str | None, local_rank: int, host: str) -> EnergyMete
 
 
 def _gpu_meter(uuid: str) -> EnergyMeter:
-    """Returns the meter of a GPU, by NVML's name of it. Raises whatever zeus and NVML raise."""
-    if uuid.startswith("MIG-"):  # its index is that among the slices of its GPU: under it zeus would read another GPU
-        return EnergyMeter(reason="a slice of a GPU (MIG) does not count its energy apart from the others")
-    _import_quietly()
-    import pynvml
-    from zeus.device.gpu.nvidia import NVIDIAGPU
-
-    # Not by zeus.device.get_gpus, which takes CUDA_VISIBLE_DEVICES for a list of numbers; it may name UUIDs.
-    pynvml.nvmlInit()
-    gpu = NVIDIAGPU(pynvml.nvmlDeviceGetIndex(pynvml.nvmlDeviceGetHandleByUUID(uuid)))
-    if not gpu.supports_get_total_energy_consumption():
-        return EnergyMeter(reason="this GPU does not count its energy: Volta and later do")
-    return CounterMeter(
-        [_millijoule_counter(gpu.get_total_energy_consumption)], "NVML: the GPU, whoever uses it", (uuid,)
-    )
+    """Returns the meter of a GPU. Raises whatever its vendor's library raises."""
+    try:
+        counter = energy_counter(uuid)
+    except EnergyUnknown as error:
+        return EnergyMeter(reason=str(error))
+    return CounterMeter([_millijoule_counter(counter.read_millijoules)], counter.source, counter.devices)
 
 
 def _rapl_meter(host: str) -> EnergyMeter:
@@ -269,14 +269,37 @@ def _in_one_line(error: Exception) -> str:
 
 
 def gpu_uuid(device: torch.device) -> str | None:
-    """Returns NVML's name of a GPU, or of a slice of one (MIG), which begins otherwise; None for a host."""
+    """Returns the name that a vendor's library has for a GPU, or for a slice of one (MIG); None for a host.
+
+    None too where the library has no name for it: AMD's torch may not know the UUID of a GPU.
+    """
     if device.type != "cuda":
         return None
-    uuid = torch.cuda.get_device_properties(device).uuid
-    for name in (f"GPU-{uuid}", f"MIG-{uuid}"):
+    vendor = vendor_of_torch(torch.version.hip)
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    names = vendor.uuids_of(str(uuid)) if uuid is not None else ()
+    for name in names:
         if gpu_with_uuid(name):
             return name
-    return f"GPU-{uuid}"
+    return names[0] if names else _uuid_by_number(device)
+
+
+def device_monitor(device: torch.device, seconds_between_samples: float = SECONDS_BETWEEN_SAMPLES) -> GpuMonitor:
+    """Returns the monitor of a rank's device."""
+    uuid = gpu_uuid(device)
+    if device.type == "cuda" and uuid is None:
+        return GpuMonitor(reason=_GPU_UNKNOWN)
+    return gpu_monitor(uuid, seconds_between_samples)
+
+
+def _uuid_by_number(device: torch.device) -> str | None:
+    """Returns the UUID of the visible GPU with torch's number; None where they are not counted alike."""
+    try:
+        gpus = visible_gpus()
+    except GpusUnreadable:
+        return None
+    number = device.index if device.index is not None else torch.cuda.current_device()
+    return gpus[number].uuid if len(gpus) == torch.cuda.device_count() else None
 
 
 class ResourceProbe:
@@ -290,9 +313,14 @@ class ResourceProbe:
         self._device = device if device.type == "cuda" else None
         """The GPU; None where the rank computes on the host."""
         uuid = gpu_uuid(device)
-        self._gpu = gpu_monitor(uuid)
+        self._library = library_of(uuid) if uuid is not None else None
+        """Name of the library that reads the GPU; None where there is none to read."""
+        self._gpu = device_monitor(device)
         # Containers on one machine have their own hostnames, but share its counters of energy.
-        self._energy = energy_meter(uuid, local_rank, boot_id() or socket.gethostname())
+        if self._device is not None and uuid is None:
+            self._energy = EnergyMeter(reason=_GPU_UNKNOWN)
+        else:
+            self._energy = energy_meter(uuid, local_rank, boot_id() or socket.gethostname())
         # At the beginning of the stretch.
         self._began = 0.0
         self._cpu_began = 0.0
@@ -329,9 +357,10 @@ class ResourceProbe:
         """
         seconds = time.perf_counter() - self._began
         cpu_seconds = time.process_time() - self._cpu_began
-        energy = self._energy.end()
+        counted = self._energy.end()
         gpu = self._gpu.end()
-        gpu_reason = None if gpu is not None else self._gpu.reason or "NVML tells nothing of this GPU"
+        energy = checked_energy(counted, gpu, seconds)
+        gpu_reason = None if gpu is not None else self._gpu.reason or f"{self._library} tells nothing of this GPU"
         return ResourcesLine(
             epoch=epoch,
             steps=(steps.start, steps.stop - 1) if steps else None,  # none where drop_last leaves no steps
@@ -372,6 +401,31 @@ class ResourceProbe:
         """Ends the watching threads."""
         self._gpu.close()
         self._energy.close()
+
+
+_FEWEST_SAMPLES = 5
+"""Fewest samples of a GPU's power by which its counter of energy is checked."""
+_LARGEST_FACTOR = 2.0
+"""How far the two may lie apart: one is a mean of samples, and the other counts."""
+
+
+def checked_energy(energy: EnergyReading, gpu: GpuSamples | None, seconds: float) -> EnergyReading:
+    """Returns a reading of energy, without joules where the GPU's power shows that its counter is wrong.
+
+    Some of AMD's GPUs count ten times too much or too little (ROCm/amdsmi issue 38).
+
+    Args:
+        energy: what the counter gained.
+        gpu: samples of the same GPU in the same time.
+        seconds: that time.
+    """
+    if gpu is None or energy.joules is None or gpu.power_watts_mean is None or gpu.samples < _FEWEST_SAMPLES:
+        return energy
+    expected_joules = gpu.power_watts_mean * seconds
+    if expected_joules / _LARGEST_FACTOR <= energy.joules <= expected_joules * _LARGEST_FACTOR:
+        return energy
+    reason = f"the counter gained {energy.joules:.3g} J where the GPU's power makes {expected_joules:.3g} J"
+    return energy.model_copy(update={"joules": None, "reason": reason})
 
 
 def _difference(after: float | None, before: float | None) -> float | None:

@@ -9,7 +9,8 @@ Format history (`FORMAT`):
   5  which vitscale: CheckRecord.vitscale, null in older formats; "vitscale's measuring code" among the versions of
      a rank's environment.
   6  the links of GPUs and adapters: FactsLine.gpu_links and gpu_direct_modules, four fields of InfinibandPort, and
-     NcclLine; and DiskLine.write_bytes_per_second. All are null in older formats.
+     NcclLine; the plug-in for the network: FactsLine.network_plugin; and DiskLine.write_bytes_per_second. All are null
+     in older formats.
 
 A reader accepts the formats from `OLDEST_FORMAT` to its own; others are refused by name (`store.formats`).
 """
@@ -170,6 +171,15 @@ class GpuLinks(Record):
     """PCI address of another GPU of the host -> "ok" where this GPU may read its memory directly, else why not."""
 
 
+class NetworkPlugin(Record):
+    """The plug-in by which NCCL or RCCL uses a network that it does not know itself."""
+
+    name: str | None
+    """File name of the one that is found; null where there is none."""
+    problem: str | None
+    """Why none is found."""
+
+
 class StageLine(RankLine):
     """The end of one stage of a rank."""
 
@@ -202,6 +212,8 @@ class FactsLine(RankLine):
     """Null on a CPU, and in formats before 6."""
     gpu_direct_modules: tuple[str, ...] | None = None
     """Those of `probes.host.GPU_DIRECT_MODULES` that the kernel has loaded; null in formats before 6."""
+    network_plugin: NetworkPlugin | None = None
+    """Null on a CPU, and in formats before 6."""
 
 
 class NcclLine(RankLine):

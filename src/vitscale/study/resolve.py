@@ -14,6 +14,7 @@ from vitscale.base.files import path_named_in
 from vitscale.engines import of_engine, readers_of
 from vitscale.engines.deepspeed import config as deepspeed_config
 from vitscale.errors import RequestError, shown, wrong_value
+from vitscale.machine.gpus import VENDORS
 from vitscale.machine.hardware import Machine
 from vitscale.study.sections import Study, TrainSection
 from vitscale.trial.rank_batches import largest_divisor, shares
@@ -91,8 +92,7 @@ def device_of(study: Study, machine: Machine) -> DeviceName:
     if device != "cpu" and machine.gpus_unreadable is not None:
         raise RequestError(
             f"train.device is '{device}', and no GPU can be read: {machine.gpus_unreadable}",
-            next_step="Correct CUDA_VISIBLE_DEVICES, or give the container NVML (NVIDIA_DRIVER_CAPABILITIES with "
-            "'utility'); or set train.device = 'cpu'",
+            next_step=f"{_unreadable_advice(machine.gpus_unreadable)}; or set train.device = 'cpu'",
         )
     if device == "auto":
         return "cuda" if machine.gpus else "cpu"
@@ -100,9 +100,16 @@ def device_of(study: Study, machine: Machine) -> DeviceName:
         raise RequestError(
             "train.device is 'cuda', but this machine offers no GPU",
             valid=["cpu", "auto"],
-            next_step=f"Check nvidia-smi and CUDA_VISIBLE_DEVICES if it should have one. {_ANOTHER_MACHINE_ADVICE}",
+            next_step=f"Check {_VENDOR_TOOLS} and CUDA_VISIBLE_DEVICES if it should have one. "
+            f"{_ANOTHER_MACHINE_ADVICE}",
         )
     return device
+
+
+def _unreadable_advice(problem: str) -> str:
+    """Return what to do where GPUs cannot be read: the advice of each vendor whose library the problem names."""
+    concerned = [vendor for vendor in VENDORS if vendor.library in problem] or VENDORS
+    return "; ".join(vendor.unreadable_advice for vendor in concerned)
 
 
 def precision_of(study: Study, device: DeviceName, machine: Machine) -> Precision:
@@ -212,6 +219,7 @@ def _too_small_error(what: str, *, fitting_ranks: int) -> RequestError:
     )
 
 
+_VENDOR_TOOLS = " or ".join(vendor.tool for vendor in VENDORS)
 _ANOTHER_MACHINE_ADVICE = "To plan for another machine describe it: node.cores=64 node.gpus=8"
 
 

@@ -22,12 +22,13 @@ import torch.distributed as dist
 from vitscale import sources
 from vitscale.datasets.batches import Batches, EpochOrder
 from vitscale.machine.gpu_links import gpu_links
+from vitscale.machine.gpus import vendor_of_torch
 from vitscale.machine.hardware import cpu_throttled_seconds
 from vitscale.probes import host, nccl_log
 from vitscale.probes.collective_sweep import sweep
-from vitscale.probes.gpu_monitor import gpu_monitor
 from vitscale.probes.matmul import compute_speed, measured_matmul
-from vitscale.probes.resources import gpu_uuid
+from vitscale.probes.network_plugin import network_plugin
+from vitscale.probes.resources import device_monitor, gpu_uuid
 from vitscale.processes.heartbeat import PROGRESS
 from vitscale.store import RankLog, checks
 from vitscale.store.checks import CheckGroup, CheckRequest, CheckStage, CollectiveLine, LoaderLine, SweepPlan
@@ -214,6 +215,7 @@ class _Measurements:
                 infiniband=host.infiniband_ports(),
                 gpu_links=self._gpu_links(),
                 gpu_direct_modules=host.gpu_direct_modules(),
+                network_plugin=self._network_plugin(),
             )
         )
 
@@ -222,6 +224,13 @@ class _Measurements:
         uuid = gpu_uuid(self._device) if self._device.type == "cuda" else None
         links = gpu_links(uuid) if uuid is not None else {}
         return checks.GpuLinks(**links) if links else None
+
+    def _network_plugin(self) -> checks.NetworkPlugin | None:
+        """Returns the plug-in that the GPUs' library of collectives would find; None on a CPU."""
+        if self._device.type != "cuda":
+            return None
+        names = vendor_of_torch(torch.version.hip).network_plugins
+        return network_plugin(names, Path(torch.__file__).parent / "lib", os.environ)
 
     def reach_rank_0(self) -> None:
         """Connects to rank 0's address and port, and hangs up at once.
@@ -277,7 +286,7 @@ class _Measurements:
         """Measures this rank's pace while its GPU is watched."""
         request = self._request
         # Looked at in each of the pieces of work, which last less than a second in a quick check.
-        monitor = gpu_monitor(gpu_uuid(self._device), min(1.0, request.compute_seconds))
+        monitor = device_monitor(self._device, min(1.0, request.compute_seconds))
         try:
             self._wait_for_other_ranks("compute")
             self._log.write(compute_speed(self._device, request.compute_repeats, request.compute_seconds, monitor))

@@ -77,11 +77,14 @@ def environment(
 
 
 def _software_versions(device: torch.device, engines: tuple[str, ...]) -> dict[str, str | None]:
-    """Returns name -> version of Python, the packages in use and, on a GPU, of CUDA and NCCL."""
+    """Returns name -> version of Python, the packages in use and, on a GPU, of CUDA and NCCL, or of ROCm and RCCL."""
     versions: dict[str, str | None] = {"python": platform.python_version(), **installed_versions(engines)}
     if device.type == "cuda":
-        versions["cuda"] = torch.version.cuda
-        versions["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+        collectives_version = ".".join(str(part) for part in torch.cuda.nccl.version())
+        if torch.version.hip is None:
+            versions |= {"cuda": torch.version.cuda, "nccl": collectives_version}
+        else:
+            versions |= {"rocm": torch.version.hip, "rccl": collectives_version}
     return versions
 
 

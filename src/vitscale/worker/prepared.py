@@ -30,6 +30,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from vitscale.base.interpreter import parse_module_command
+from vitscale.machine.gpus import DEVICE_PREFIXES
 from vitscale.processes import local_ranks
 from vitscale.processes.launch_file import COMPLETE_VARIABLE, TOKEN_VARIABLE
 from vitscale.processes.parent_death import end_with_parent, name_process
@@ -244,7 +245,7 @@ def unforkable(threads: int, open_files: Sequence[str]) -> str | None:
     if threads > 1:
         return f"importing started {threads - 1} thread{'s' if threads > 2 else ''}, which a fork would lack"
     for path in open_files:
-        if path.startswith("/dev/nvidia"):
+        if path.startswith(DEVICE_PREFIXES):
             return f"importing opened {path}, which a fork cannot use"
     return None
 

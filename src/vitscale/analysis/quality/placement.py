@@ -17,6 +17,7 @@ from vitscale.analysis.runs.environments import (
 from vitscale.analysis.runs.resources import ResourceFigures
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.trials import TrialResult
+from vitscale.machine.gpus import VENDORS
 from vitscale.present.document import Finding
 from vitscale.present.units import rough_percent as percent
 from vitscale.store.results import Run
@@ -25,6 +26,7 @@ _Fault = TypeVar("_Fault")
 _REPORTED_THROTTLED_SHARE = 0.01
 """Share of the time above which throttling is reported: below it no step time changes by more than that."""
 _POWER_CAP = "power cap"
+_CAUSE_COMMANDS = " or ".join(vendor.cause_command for vendor in VENDORS)
 """The limit of a GPU's clocks that is its power limit, as `ResourceFigures.limits` names it."""
 
 
@@ -193,8 +195,8 @@ def throttled_gpus(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         "throttled",
         message=f"throttled: GPUs slowed their clocks in {counted_trials(throttling_by_trial)} "
         f"({_first_value(throttling_by_trial)})",
-        advice="See to cooling and the power supply (nvidia-smi -q -d PERFORMANCE names the cause), or lock the clocks "
-        "lower for all runs alike.",
+        advice=f"See to cooling and the power supply ({_CAUSE_COMMANDS} names the cause), or lock the clocks lower for "
+        "all runs alike.",
         trials=throttling_by_trial,
     )
 

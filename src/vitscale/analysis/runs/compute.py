@@ -8,12 +8,13 @@ Three rates of a device, in FLOP/s:
 
 The energy per image of a run is that of all ranks' devices, each device once, over the images of all ranks.
 
-Published rates are those of NVIDIA GPUs by the name that the driver reports; MFU is a share of them. They are dense;
-datasheets first give those with structured sparsity, which are twice as high. They are those of tensor cores where
-these know the arithmetic, with sums in fp32, as PyTorch adds. The fp32 rate is that of the ordinary cores; PyTorch
-computes fp32 products in tf32 where this is allowed. The figures have been checked against arithmetic (multiprocessors
-x FLOP per clock x clock, within 1 %), but not yet against the documents named as their source: check those before you
-publish an MFU.
+Published rates are those of GPUs by the name that the driver reports; MFU is a share of them. They are dense;
+datasheets first give those with structured sparsity, which are twice as high. They are those of tensor cores (AMD:
+matrix cores) where these know the arithmetic, with sums in fp32, as PyTorch adds. NVIDIA's fp32 rate is that of the
+ordinary cores, for its tensor cores know no fp32; PyTorch computes fp32 products in tf32 where this is allowed. An
+MI250 or MI250X is two GPUs to PyTorch, so each has half of what its data sheet gives. The figures have been checked
+against arithmetic (multiprocessors x FLOP per clock x clock, within 1 %), but not yet against the documents named as
+their source: check those before you publish an MFU.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class _Gpu:
     name: str
     """Its common name."""
     name_pattern: str
-    """Regular expression for whole names, without "NVIDIA", which older drivers leave out."""
+    """Regular expression for whole names, without "NVIDIA", which older drivers leave out, or "AMD"."""
     teraflops_by_dtype: Mapping[str, float]
     source: str
 
@@ -82,6 +83,8 @@ _BLACKWELL_GAMING = "NVIDIA RTX Blackwell GPU Architecture whitepaper v1.1, appe
 _BLACKWELL = "NVIDIA Blackwell datasheet, individual GPU specifications"
 _P100 = "NVIDIA Tesla P100 datasheet (2016); it has no tensor cores, and adds fp16 up in fp16"
 _V100 = "NVIDIA V100 datasheet (2020)"
+_MI350 = "AMD Instinct MI350 series data sheets; unrounded by the chip's compute units and clock"
+_MI200 = "AMD Instinct MI200 series data sheet, half of its figures"
 
 _GPUS = (
     # Data centre, newest first. The H100 on a PCIe card, the NVL and the SXM module are three GPUs of different speed.
@@ -156,7 +159,34 @@ _GPUS = (
     _Gpu("RTX 3090", r"GeForce RTX 3090", _teraflops_by_dtype(71, 35.6, 35.6), _AMPERE_GAMING),
     _Gpu("RTX 3080", r"GeForce RTX 3080", _teraflops_by_dtype(59.5, 29.8, 29.8), _AMPERE_GAMING),
     _Gpu("RTX 3070", r"GeForce RTX 3070", _teraflops_by_dtype(40.6, 20.3, 20.3), _AMPERE_GAMING),
+    # AMD's, newest first. "VF" is a whole GPU in a virtual machine.
+    _Gpu("MI355X", r"Instinct MI355X( VF)?", _teraflops_by_dtype(2516.6, None, 157.3), _MI350),
+    _Gpu("MI350X", r"Instinct MI350X( VF)?", _teraflops_by_dtype(2306.9, None, 144.2), _MI350),
+    _Gpu(
+        "MI325X",
+        r"Instinct MI325X( VF)?",
+        _teraflops_by_dtype(1307.4, 653.7, 163.4),
+        "AMD Instinct MI325X data sheet",
+    ),
+    _Gpu(
+        "MI300X",
+        r"Instinct MI300X( VF)?",
+        _teraflops_by_dtype(1307.4, 653.7, 163.4),
+        "AMD Instinct MI300X data sheet",
+    ),
+    _Gpu("MI300A", r"Instinct MI300A", _teraflops_by_dtype(980.6, 490.3, 122.6), "AMD Instinct MI300A data sheet"),
+    _Gpu("MI250X (one of its two dies)", r"Instinct MI250X", _teraflops_by_dtype(191.5, None, 47.9), _MI200),
+    _Gpu("MI250 (one of its two dies)", r"Instinct MI250", _teraflops_by_dtype(181, None, 45.3), _MI200),
+    _Gpu("MI210", r"Instinct MI210", _teraflops_by_dtype(181, None, 45.3), "AMD Instinct MI210 brochure"),
+    _Gpu(
+        "MI100",
+        r"Instinct MI100",
+        {"fp16": 184.6, "bf16": 92.3, "fp32": 46.1},
+        "AMD Instinct MI100 brochure (2020); bf16 runs at half the rate of fp16",
+    ),
 )
+_NAMES_OF_SEVERAL = {"AMD Instinct MI250X / MI250": "the driver's name stands for two types of GPU, of unlike speed"}
+"""Whole names that drivers give to several types of GPU -> why no peak is known."""
 
 
 def peak(device_type: str, device_name: str, dtype: str) -> Peak | str:
@@ -167,17 +197,20 @@ def peak(device_type: str, device_name: str, dtype: str) -> Peak | str:
     """
     if device_type != "cuda":
         return "a CPU has no published peak"
+    if device_name in _NAMES_OF_SEVERAL:
+        return f"no published peak of {device_name!r} is known: {_NAMES_OF_SEVERAL[device_name]}"
     gpu = _find_gpu(device_name)
     if gpu is None:
         return f"no published peak of {device_name!r} is known here"
     if dtype not in gpu.teraflops_by_dtype:
-        return f"the tensor cores of the {gpu.name} do not compute in {dtype}"
+        units = "matrix cores" if gpu.source.startswith("AMD ") else "tensor cores"
+        return f"the {units} of the {gpu.name} do not compute in {dtype}"
     return Peak(gpu.name, dtype, flops_per_second=gpu.teraflops_by_dtype[dtype] * 1e12, source=gpu.source)
 
 
 def _find_gpu(device_name: str) -> _Gpu | None:
     """Return the type of GPU with this whole name, such as "NVIDIA A100-SXM4-80GB"; None where it is not listed."""
-    bare_name = device_name.removeprefix("NVIDIA ").strip()
+    bare_name = device_name.removeprefix("NVIDIA ").removeprefix("AMD ").strip()
     for gpu in _GPUS:
         if re.fullmatch(gpu.name_pattern, bare_name):
             return gpu

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from vitscale.engines import states as common
 from vitscale.engines.deepspeed.settings import STAGE_0_BUCKET_ELEMENTS, ZeroSettings, zero_settings
-from vitscale.engines.deepspeed.traversal import PlacedModule, Traversal, modules_in_forward, traversal
 from vitscale.engines.dtypes import communicated_bytes, weight_bytes
 from vitscale.engines.parts import Part, PartGathers
 from vitscale.engines.states import Parts, RankStates
@@ -186,58 +185,54 @@ class _GatheredOnUse(NamedTuple):
 def _gathered_on_use(trial: Trial, shapes: ParameterShapes, settings: ZeroSettings) -> _GatheredOnUse:
     """Return the weights that are gathered at each moment, without the small ones that stay.
 
-    They stay from forward to their backward where `traversal` gathers none a second time, as in a model of less than
-    half of `stage3_max_reuse_distance` (1e9). Weights arrive in a flat buffer, out of which they are copied.
+    Those that do not stay until their backward (`_lasting_elements`) are there while they are used. Weights arrive in a
+    flat buffer, out of which they are copied.
     """
     element_bytes = _gathered_element_bytes(trial)
     large = _large_elements(shapes, settings.persistence_threshold)
-    most_on_their_way = _elements_on_their_way(settings, common.sizes(shapes).largest_of_block)
-    arriving_bytes = min(large.model, most_on_their_way) * element_bytes
-    modules = modules_in_forward(shapes)
-    gathers = traversal(modules, settings, trial.train.activation_checkpointing)
-    # What is gathered twice counts only where it is more than what is on its way anyway.
-    if gathers.gathered_twice * element_bytes > arriving_bytes:
-        return _gathered_twice(trial, modules, gathers)
-    large_bytes = large.model * element_bytes
-    is_copied_by_gloo = trial.train.device == "cpu" and arriving_bytes < large_bytes
-    block_bytes = large.largest_block * element_bytes
+    arriving = min(large.model, _elements_on_their_way(settings, common.sizes(shapes).largest_of_block))
+    lasting = _lasting_elements(settings, large.model)
+    released = large.model - lasting
+    in_use = arriving if released > 0 else 0
+    copied_by_gloo = arriving if _is_copied_by_gloo(trial, arriving, large.model) else 0
     has_repeated_blocks = len(shapes.blocks) > 1  # the first of `shapes.blocks` is what lies before them
     blocks = shapes.blocks[1].repeats if has_repeated_blocks else 0
+    gathered_by_open_blocks = [
+        max(0, open_blocks * large.largest_block - released) + in_use for open_blocks in range(blocks + 1)
+    ]
     return _GatheredOnUse(
         forward={
-            "gathered weights": large_bytes + arriving_bytes,
-            "gloo's copies": arriving_bytes if is_copied_by_gloo else 0,
+            "gathered weights": (lasting + arriving) * element_bytes,
+            "gloo's copies": copied_by_gloo * element_bytes,
         },
-        forward_end={"gathered weights": large_bytes},
-        blocks=tuple(open_blocks * block_bytes for open_blocks in range(blocks + 1)),
+        forward_end={"gathered weights": lasting * element_bytes},
+        blocks=tuple(elements * element_bytes for elements in gathered_by_open_blocks),
     )
 
 
-def _gathered_twice(trial: Trial, modules: Sequence[PlacedModule], gathers: Traversal) -> _GatheredOnUse:
-    """Return what `traversal` gathers, where weights are released between forward and backward."""
-    element_bytes = _gathered_element_bytes(trial)
-    forward = _most_by_block(modules, gathers.forward)
-    backward = _most_by_block(modules, gathers.backward)
-    last_block = max(module.block for module in modules)
-    incoming = _most_by_block(modules, gathers.coming)[last_block] if trial.train.device == "cpu" else 0
-    return _GatheredOnUse(
-        forward={"gathered weights": forward[last_block] * element_bytes, "gloo's copies": incoming * element_bytes},
-        forward_end={"gathered weights": forward[modules[-1].block] * element_bytes},
-        blocks=tuple(backward[block] * element_bytes for block in range(last_block + 1)),
-    )
+def _is_copied_by_gloo(trial: Trial, arriving: int, large_elements: int) -> bool:
+    """Whether gloo, which exchanges between CPUs, has a copy of what arrives late in forward (ProcessGroupGloo.cpp).
+
+    Where all weights of the model arrive at once, they have done so before its first block.
+    """
+    return trial.train.device == "cpu" and arriving < large_elements
 
 
-def _most_by_block(modules: Sequence[PlacedModule], elements: Sequence[int]) -> dict[int, int]:
-    """Return the most elements at any module of each block, by the number of the block.
+def _lasting_elements(settings: ZeroSettings, large_elements: int) -> int:
+    """Return how many elements stay gathered from forward to their backward: those at the end of the model.
+
+    A weight is released after its use unless its next use is less than `stage3_max_reuse_distance` elements away
+    (`__params_to_release` in runtime/zero/partitioned_param_coordinator.py of DeepSpeed 0.19). From the last n elements
+    of a model to their backward it is 2 n. A weight stays, too, if fetching ahead has passed over that next use. It has
+    soon, for it goes a bucket ahead at every module, unless `stage3_max_live_parameters` stops it.
 
     Args:
-        modules: the modules.
-        elements: elements at each of them.
+        settings: ZeRO's settings.
+        large_elements: elements of all weights that are gathered when they are used.
     """
-    most_by_block: dict[int, int] = {}
-    for module, module_elements in zip(modules, elements, strict=True):
-        most_by_block[module.block] = max(most_by_block.get(module.block, 0), module_elements)
-    return most_by_block
+    if settings.max_live >= large_elements:
+        return large_elements
+    return min(large_elements, settings.max_reuse // 2)
 
 
 def _gathered_element_bytes(trial: Trial) -> int:
@@ -342,83 +337,30 @@ def part_gathers(trial: Trial, parts: Sequence[Part]) -> PartGathers | None:
     if trial.train.zero_stage < 3:
         return None
     settings = zero_settings(trial.train)
-    modules = tuple(chain.from_iterable(map(_placed_modules, parts)))
-    gathers = traversal(modules, settings, trial.train.activation_checkpointing)
-    large = [_elements_above(part.tensors, settings.persistence_threshold) for part in parts]
-    small = sum(part.elements for part in parts) - sum(large)
+    element_bytes = _gathered_element_bytes(trial)
+    large_by_part = [_elements_above(part.tensors, settings.persistence_threshold) for part in parts]
+    large = sum(large_by_part)
+    small = sum(part.elements for part in parts) - large
     largest_tensor = max((max(part.tensors, default=0) for part in parts), default=0)
-    on_their_way = _elements_on_their_way(settings, largest_tensor)
-    if trial.world.size > 1 and gathers.gathered_twice > min(sum(large), on_their_way):
-        return _parts_gathered_twice(trial, parts, gathers, small=small)
-    return _parts_that_stay(trial, large, small=small, on_their_way=on_their_way)
-
-
-def _placed_modules(part: Part) -> list[PlacedModule]:
-    return [PlacedModule(module, part.block) for module in part.modules]
-
-
-def _parts_gathered_twice(trial: Trial, parts: Sequence[Part], gathers: Traversal, *, small: int) -> PartGathers:
-    """Return the most that `traversal` gathers at any module of each part.
-
-    Args:
-        trial: the trial.
-        parts: the parts.
-        gathers: the traversal of their modules.
-        small: elements that are gathered throughout.
-    """
-    element_bytes = _gathered_element_bytes(trial)
-    is_gloo = trial.train.device == "cpu"
+    most_on_their_way = _elements_on_their_way(settings, largest_tensor)
+    released = large - _lasting_elements(settings, large)
     forward: list[Parts] = []
     backward: list[Parts] = []
-    for modules in _slices_of_modules(parts):
-        incoming = max(gathers.coming[modules]) if is_gloo else 0
+    for elements_so_far in accumulate(large_by_part):
+        lasting = small + max(0, elements_so_far - released)
+        if released > 0:
+            in_use = {"gathered weights": (lasting + min(large, most_on_their_way)) * element_bytes}
+            forward.append(in_use)
+            backward.append(in_use)
+            continue
+        # Weights on their way lie in a buffer, and are copied out of it.
+        arriving = min(large - elements_so_far, most_on_their_way)
+        copied_by_gloo = arriving if _is_copied_by_gloo(trial, arriving, large) else 0
         forward.append(
             {
-                "gathered weights": (small + max(gathers.forward[modules])) * element_bytes,
-                "gloo's copies": incoming * element_bytes,
+                "gathered weights": (lasting + 2 * arriving) * element_bytes,
+                "gloo's copies": copied_by_gloo * element_bytes,
             }
         )
-        backward.append({"gathered weights": (small + max(gathers.backward[modules])) * element_bytes})
-    return PartGathers(forward, backward)
-
-
-def _slices_of_modules(parts: Sequence[Part]) -> list[slice]:
-    """Return where each part's modules lie in the order of forward.
-
-    A part without modules, such as the loss, gets the module beside it. Example: parts of 2, 1 and 0 modules have the
-    slices 0:2, 2:3 and 2:3.
-    """
-    last_module = sum(len(part.modules) for part in parts) - 1
-    slices = []
-    end = 0
-    for part in parts:
-        begin = end
-        end += len(part.modules)
-        slices.append(slice(max(0, min(begin, last_module)), max(end, 1)))
-    return slices
-
-
-def _parts_that_stay(trial: Trial, large: Sequence[int], *, small: int, on_their_way: int) -> PartGathers:
-    """Return the weights of parts that stay gathered from forward to their backward.
-
-    Args:
-        trial: the trial.
-        large: elements that are gathered for each part.
-        small: elements that are gathered throughout.
-        on_their_way: the most elements that are fetched ahead.
-    """
-    element_bytes = _gathered_element_bytes(trial)
-    total = sum(large)
-    forward: list[Parts] = []
-    backward: list[Parts] = []
-    for gathered in accumulate(large):
-        arriving = min(total - gathered, on_their_way)
-        is_copied_by_gloo = trial.train.device == "cpu" and arriving < total
-        forward.append(
-            {
-                "gathered weights": (small + gathered + 2 * arriving) * element_bytes,
-                "gloo's copies": arriving * element_bytes if is_copied_by_gloo else 0,
-            }
-        )
-        backward.append({"gathered weights": (small + gathered) * element_bytes})
+        backward.append({"gathered weights": lasting * element_bytes})
     return PartGathers(forward, backward)

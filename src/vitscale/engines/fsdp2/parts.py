@@ -5,7 +5,7 @@ in no block. Its parts lie before the blocks (`Part.block` 0) or behind them (-1
 which one micro-batch goes through one stage (`InTurn`).
 
 FSDP2 gathers a block's weights before the block runs. They arrive in a flat buffer, out of which they are copied. gloo,
-which exchanges between CPUs, works on copies of its own, and may let go of them late (`fsdp2.states`).
+which exchanges between CPUs, works on a copy of each buffer that is on its way (`fsdp2.states`).
 """
 
 from __future__ import annotations
@@ -138,14 +138,12 @@ class _BlockByBlock:
         return added(weights, gradients, self._scattered(part.block + 1))
 
     def _at_first_gradient(self, block: int) -> Parts:
-        """Return what is there when a block's backward begins, where gloo lets go of its copies late."""
+        """Return what is there when a block's backward begins, while the block before it is on its way."""
         fetched = self._fetched_ahead(block)
-        # gloo's copy of the last block is late: it was fetched ahead too.
-        late_copy = self._block_elements[block] if block == self._last_block else 0
         following = self._block_elements[block + 1]
         cast_elements = shard(following, self._sharding.ranks) if self._casts_shards else 0
         return added(
-            self._weights(block, buffered=fetched, copied_by_gloo=fetched + late_copy),
+            self._weights(block, buffered=fetched, copied_by_gloo=fetched),
             self._gradients(block, finished=0, new=0),
             self._scattered(block + 1, copied_by_gloo=following),
             {"temporaries": cast_elements * self._sharding.weight_bytes},
@@ -270,15 +268,13 @@ class _StageInTurn:
         return added(weights, self._gradients(number, has_new_tensor=True))
 
     def _at_late_gather(self, number: int) -> Parts:
-        """Return what is there when a block's backward begins, where gloo lets go of its copies late."""
+        """Return what is there when a block's backward begins, while the block before it is on its way."""
         block_elements = self._block_elements[number]
         fetched_elements = self._fetched_ahead(number)
-        has_late_own_copy = number == self._last_block or fetched_elements == 0
-        own_copy = block_elements if has_late_own_copy else 0
         weights = self._weights(
             self._gathered_blocks(number),
             buffered=fetched_elements or block_elements,
-            copied_by_gloo=fetched_elements + own_copy,
+            copied_by_gloo=fetched_elements,
         )
         return added(weights, self._gradients(number, has_new_tensor=False))
 

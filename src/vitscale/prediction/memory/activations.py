@@ -7,15 +7,12 @@ from typing import NamedTuple
 
 from vitscale.engines import wrapper_facts
 from vitscale.engines.dtypes import weight_bytes
-from vitscale.machine.cores import products_of_16_bits
 from vitscale.prediction.shares import WHOLE, Share
 from vitscale.trial.model_cost import VitShape
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import TrainSpec
 
-_AMX_FIXED_BYTES = 29_272
-"""Bytes of a barrier, of the batch of products and of a tile for each thread, page by page."""
 AUTOCAST = ("bf16", "fp16")
 """Precisions that cast fp32 weights as they are used; DeepSpeed's fp16 keeps fp16 weights instead."""
 
@@ -33,11 +30,6 @@ class Activations(NamedTuple):
     """What the last norm and the classifier keep, or what is held just before, where that is more."""
     backward_of_block: int
     """The gradients that are passed on, at the moment of a block's backward when they take most."""
-    sums: int
-    """Beside that, the fp32 sums of a 16-bit product on a processor that needs them, before a gradient of weights is
-    there; 0 on other processors."""
-    sums_of_weights: int
-    """The same for a product that is a gradient of weights."""
     at_layers: tuple[tuple[int, int], ...]
     """For each layer of a block (`moments.FC2`, FC1, OUT, QKV), when its gradients are there: what is gone of what the
     block keeps, and what is passed on."""
@@ -45,8 +37,6 @@ class Activations(NamedTuple):
     """The gradient that one block hands to the next."""
     handed_back: int
     """The gradient that a stage's last block is handed; it lies in a buffer, which is counted elsewhere."""
-    embedding: int
-    """What the gradient of the patch embedding's weights takes while it is worked out in tiles; 0 without tiles."""
     cast_weights: int
     """The 16-bit copies of all weights that autocast makes, held until forward is over."""
     cast_weights_of_block: int
@@ -100,13 +90,10 @@ def activations(spec: ModelSpec, train: TrainSpec, vit: VitShape, share: Share =
     block = 2 * stream + (4 if autocast and spec.hf else 2) * read + 3 * of_heads + mixed + 2 * wide + statistics
     pixels = spec.channels * spec.image_size**2 * images
     checkpointed = train.activation_checkpointing
-    # A 16-bit product on a CPU packs a copy of its wider operand for as long as it takes (oneDNN's scratch memory,
-    # which torch's allocator hands out): 0.87 MB at the peak of a step whose MLP's activations are 0.80 MB wide. A
-    # processor that widens the numbers packs nothing, and sums its output in fp32: for twelve shapes exactly this many
-    # bytes, and 128.
-    narrow_on_cpu = compute_bytes == 2 and train.device == "cpu"
-    in_tiles, summed = (narrow_on_cpu and products_of_16_bits() == how for how in ("tiles", "widened"))
-    packed = wide if narrow_on_cpu and not summed else 0
+    # A 16-bit product on a CPU works on a copy of its widest operand (scratch memory of oneDNN, which torch's allocator
+    # hands out): 0.87 MB at the peak of a step whose MLP's activations are 0.80 MB wide. How many bytes exactly depends
+    # on the processor.
+    packed = wide if compute_bytes == 2 and train.device == "cpu" else 0
     passed = rows * hidden * stream_bytes
     widest = stream + (passed if parallel.shard_norms else 0) + wide + (rows * hidden * 2 if autocast else 0) + packed
     at_layers = (
@@ -137,33 +124,10 @@ def activations(spec: ModelSpec, train: TrainSpec, vit: VitShape, share: Share =
         recomputed=block - stream if checkpointed else 0,
         head=max(head, scattered),
         backward_of_block=widest,
-        sums=summed * 4 * (wide // compute_bytes),
-        sums_of_weights=summed * 4 * (hidden * vit.mlp // parallel.tensor),
         at_layers=at_layers,
         stream=stream,
         handed_back=0 if share.last else stream,
-        embedding=_embedding_in_tiles(spec, hidden, vit.patch, images) if in_tiles and share.first else 0,
         cast_weights=2 * everything if casts else 0,
         cast_weights_of_block=2 * matrices if casts and not checkpointed else 0,
         cast_weights_of_ends=2 * (ends + (matrices if checkpointed else 0)) if casts else 0,
     )
-
-
-def _embedding_in_tiles(spec: ModelSpec, hidden: int, patch: int, images: int) -> int:
-    """Bytes that oneDNN takes for the gradient of a patch convolution's 16-bit weights in AMX tiles, on one thread.
-
-    oneDNN 3.12, `brgemm_convolution_bwd_weights_t` (src/cpu/x64/jit_brgemm_conv_utils.cpp, init_conf_bwd_w and
-    init_scratchpad_bwd_w): it takes channels in blocks of 16, and hands weights on in blocks of 32, even where an image
-    has 3. Weights are summed in fp32; rows of pixels are transposed into tiles of 32. On a Xeon this was exact:
-    2,026,904 bytes (a ViT of width 192, patches of 8, 8 images of 3 channels and 32 pixels, one thread).
-    """
-    side, taken = spec.image_size, spec.channels
-    grid, channels = side // patch, 16 * math.ceil(hidden / 16)
-    of_16, of_32 = 16 * math.ceil(taken / 16), 32 * math.ceil(taken / 32)
-    row = 32 * math.ceil(grid / 32) * patch
-    weights = 2 * channels * of_32 * patch**2
-    sums = 4 * (channels * of_16 * patch**2 + hidden)
-    transposed = 2 * (row * of_16 * side + 32) + 2 * (channels * grid * (grid + grid % 2) + row * 16)
-    copies = 2 * images * taken * side**2 + 2 * 2 * images * hidden * grid**2
-    made_later = 2 * hidden * taken * patch**2  # the gradient itself, which the caller counts
-    return weights + sums + transposed + copies + _AMX_FIXED_BYTES - made_later

@@ -10,7 +10,6 @@ from vitscale.engines import wrapper_facts
 from vitscale.engines.dtypes import weight_bytes
 from vitscale.engines.parts import InTurn, Part
 from vitscale.engines.states import Parts, RankStates, added
-from vitscale.machine.cores import products_of_16_bits
 from vitscale.prediction.memory.activations import AUTOCAST, activations
 from vitscale.prediction.memory.around import around
 from vitscale.prediction.memory.in_stages import StageBytes
@@ -232,11 +231,6 @@ def _block(
     if stage.ranks > 1:  # and attention's output, one gradient of which is by heads
         behind += stream + own - by_heads
     widest: tuple[int, ...] = (stream + 4 * own, summed * scores - behind, 5 * of_network - of_biases - behind)
-    if narrow == 2 and train.device == "cpu" and products_of_16_bits() == "widened":
-        # As in `activations`, what the second layer passes on is summed in fp32 before there is a gradient of its
-        # weights; after that, this gradient is.
-        of_weights = 4 * stage.width**2 // ranks
-        widest = (widest[0] + 8 * own - weight_bytes(train) * of_weights, widest[0] + 4 * of_weights, *widest[1:])
     padded = images * narrow * stage.width * stage.padded
     modules = tuple(module.part(ranks) for module in model_counts.swin_block(stage).in_forward)
     several = stage.side > stage.window
@@ -286,12 +280,12 @@ def _vit(spec: ModelSpec, train: TrainSpec, narrow: int, decoder: DecoderShape |
     maps = own * sum(side**2 for side in decoder.sides)
     if share.first:
         yield Part(0, (0,), (2 * kept.stream,), embedding.in_forward)
-    widest = tuple(kept.backward_of_block + kept.recomputed + own for own in (kept.sums, kept.sums_of_weights))
+    widest = kept.backward_of_block + kept.recomputed
     received = 0 if share.first else kept.stream  # in the schedule's buffer, as the gradient that is handed back is
     for number in range(1, blocks + 1):
         of_block = kept.kept_of_block - (received if number == 1 else 0)
-        passed = tuple(own - kept.handed_back * (number == blocks) for own in widest)
-        yield Part(of_block, (kept.stream,), passed, alike[0].in_forward, number * alike[0].wrapped)
+        passed = widest - kept.handed_back * (number == blocks)
+        yield Part(of_block, (kept.stream,), (passed,), alike[0].in_forward, number * alike[0].wrapped)
     if not share.last:
         return
     pyramid = (model_counts.norm(width), *model_counts.pyramid(width, grid))
@@ -358,22 +352,6 @@ def _loss(whole: int, held: int, pixels: int, decoder: DecoderShape, train: Trai
     return Part((1 + decoder.auxiliary) * 4 * whole, (forward,), (2 * 4 * whole + 12 * pixels,), block=-1)
 
 
-def _without_debt(parts: Parts) -> Parts:
-    """The same sum, with no part below nothing.
-
-    On a processor that widens 16-bit products an MLP is widest before there is a gradient of its weights. What is
-    passed on then is told beside a gradient that is counted by itself, and in a wide block with few images is less
-    than nothing. While a bucket is exchanged that gradient is there, but copies and activations of the layer that made
-    it are not: so the sum is right (-0.4 % to +0.9 % of what ZeRO-2 took under autocast, five shapes on 2 ranks).
-    """
-    owed = max(0, -parts.get("passed on in backward", 0))
-    settled = {"passed on in backward": owed}
-    for name in ("autocast's copies", "gradients", "activations"):
-        settled[name] = -min(owed, parts.get(name, 0))
-        owed += settled[name]
-    return added(parts, settled)
-
-
 def moments_in_turn(model: Pieces, turn: InTurn, own: StageBytes) -> Iterator[tuple[str, Parts]]:
     """The moments of `moments_in_parts` that a pipeline's turn has; in backward what the stage handed on is there."""
     for name, parts in moments_in_parts(model, turn.step, turn.states, turn):
@@ -411,8 +389,9 @@ def moments_in_parts(
         in_backward = added(there(number), engine.backward[number], own_copies)
         moments += [("backward", added(in_backward, {"passed on in backward": own})) for own in part.backward]
     for number, gone, own in engine.between:
-        lasting = 0 if train.activation_checkpointing else copies[number]
+        # A layer whose gradients are made has let go of its copy, as of its activations.
+        lasting = 0 if train.activation_checkpointing else copies[number] - round(gone * casts[number])
         left = added(there(number), {"activations": -round(gone * model.parts[number].kept)})
         beside_it = {"autocast's copies": lasting, "logits": model.logits}
-        moments.append(("backward", _without_debt(added(left, own, beside_it))))
+        moments.append(("backward", added(left, own, beside_it)))
     return [*moments, ("exchange", added(base, engine.exchange)), ("step", added(base, holding.step))]

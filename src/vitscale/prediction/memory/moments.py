@@ -164,18 +164,13 @@ def _going_through_backward(
         stored = left * kept.kept_of_block + kept.recomputed
         after = (left < first_full, left < layers)
         stored -= 0 if left < layers else kept.handed_back
-        sums = kept.sums_of_weights
-        if kept.sums:
-            yield _Backward(left, stored, kept.backward_of_block + kept.sums, done, 0, 0, *after)
-        yield _Backward(left, stored, kept.backward_of_block + sums, done, largest, 0, *after)
+        yield _Backward(left, stored, kept.backward_of_block, done, largest, 0, *after)
         of_last = math.prod(block.modules[-1].tensors[0])
-        yield _Backward(left, stored - gone, passed + sums, done + of_last, largest, 0, *after)
+        yield _Backward(left, stored - gone, passed, done + of_last, largest, 0, *after)
         if between:
             below = (left - 1) * kept.kept_of_block
             yield _Backward(left - 1, below, kept.stream, done + block.elements, after_block=True, between=True)
     yield _Backward(0, 0, 2 * kept.stream, everything, embedding.elements, 0, bool(full), after_block=True)
-    if kept.embedding:
-        yield _Backward(0, 0, kept.stream + kept.embedding, everything, 0, 0, bool(full), after_block=True)
 
 
 def _at_layer(kept: Activations, flush: Flush) -> tuple[int, int]:

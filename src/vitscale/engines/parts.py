@@ -1,4 +1,4 @@
-"""A model whose blocks are not alike, part by part, and the bytes that an engine holds around the parts.
+"""A model part by part, and the bytes that an engine holds around the parts.
 
 `Parts` (of `engines.states`) are bytes by their purpose, such as "weights"; a `Part` is a piece of a model.
 """
@@ -34,6 +34,8 @@ class Part(NamedTuple):
     """Elements of weights that autocast copies, as a traced model has them; None: those of all products."""
     block: int = 0
     """The number of the wrapped block that holds it, from 1 on; outside blocks 0 before them and -1 behind them."""
+    output_gradient: int = 0
+    """The gradient of its output, with which its backward begins; 0 where a moment of `backward` is always higher."""
 
     @property
     def elements(self) -> int:
@@ -89,7 +91,7 @@ class InTurn(NamedTuple):
     stage: int
     """Number of the stage among the rank's own."""
     moments: tuple[str, ...]
-    """Moments of this turn, as in `prediction.memory.moments.ORDER`."""
+    """Names of the moments of this turn: "end of forward", "backward", "exchange", "step"."""
     step: Trial
     """The micro-batch as a step of its own; as the second of two where another's backward came before."""
     states: RankStates

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import NamedTuple
 
 from vitscale.engines import states as common
@@ -15,7 +15,6 @@ from vitscale.engines.dtypes import communicated_bytes, weight_bytes
 from vitscale.engines.parts import Part, PartGathers
 from vitscale.engines.states import Parts, RankStates
 from vitscale.trial.model_cost import ParameterShapes
-from vitscale.trial.model_counts import ModelBlock
 from vitscale.trial.trial import TrainSpec, Trial
 
 _FP32_BYTES = 4
@@ -139,7 +138,7 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> RankStates:
 
     It follows runtime/zero/stage3.py, partition_parameters.py and partitioned_param_coordinator.py, and holds more than
     the paper counts. fp32 masters and a bucket are there as at the other stages. Gathered weights of up to 1e5 elements
-    each stay (`stage3_param_persistence_threshold`); for all others see `_gathered_on_use`. In the step this rank's
+    each stay (`stage3_param_persistence_threshold`); for all others see `part_gathers`. In the step this rank's
     gradients are there once more. One rank gathers nothing.
     """
     train = trial.train
@@ -153,60 +152,18 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> RankStates:
     shard_bytes = common.shard(count.all, ranks) * element_bytes
     flush = {"temporaries": scattered_bytes, "gloo's copies": scattered_bytes if train.device == "cpu" else 0}
     reduced = _elements_reduced_at_once(count, settings)
-    small = count.all - _large_elements(shapes, settings.persistence_threshold).model
+    small = count.all - _elements_above(map(math.prod, shapes.tensors()), settings.persistence_threshold)
     persistent = {"gathered weights": small * _gathered_element_bytes(trial)}
-    gathered = _gathered_on_use(trial, shapes, settings)
     return RankStates(
         steady={"weights": shard_bytes, "gradients": shard_bytes, "buckets": bucket_bytes}
         | _master_weights(count, ranks)
         | _optimizer_states(trial, count, ranks),
         gradient_bytes=0,
         new_gradient_bytes=element_bytes,
-        forward=common.added(persistent, gathered.forward),
-        forward_end=common.added(persistent, gathered.forward_end),
-        backward=persistent,
-        gathered_blocks=gathered.blocks,
         bucket=settings.reduce_bucket,
         flush=flush,
         exchange=common.added(persistent, {part: reduced * part_bytes for part, part_bytes in flush.items()}),
         step={"temporaries": _flattened_gradient_bytes(shapes, ranks, element_bytes)},
-    )
-
-
-class _GatheredOnUse(NamedTuple):
-    """Weights that stage 3 gathers when they are used, as `RankStates` has them."""
-
-    forward: Parts
-    forward_end: Parts
-    blocks: tuple[int, ...]
-    """Bytes in backward, by the number of blocks whose backward is not over."""
-
-
-def _gathered_on_use(trial: Trial, shapes: ParameterShapes, settings: ZeroSettings) -> _GatheredOnUse:
-    """Return the weights that are gathered at each moment, without the small ones that stay.
-
-    Those that do not stay until their backward (`_lasting_elements`) are there while they are used. Weights arrive in a
-    flat buffer, out of which they are copied.
-    """
-    element_bytes = _gathered_element_bytes(trial)
-    large = _large_elements(shapes, settings.persistence_threshold)
-    arriving = min(large.model, _elements_on_their_way(settings, common.sizes(shapes).largest_of_block))
-    lasting = _lasting_elements(settings, large.model)
-    released = large.model - lasting
-    in_use = arriving if released > 0 else 0
-    copied_by_gloo = arriving if _is_copied_by_gloo(trial, arriving, large.model) else 0
-    has_repeated_blocks = len(shapes.blocks) > 1  # the first of `shapes.blocks` is what lies before them
-    blocks = shapes.blocks[1].repeats if has_repeated_blocks else 0
-    gathered_by_open_blocks = [
-        max(0, open_blocks * large.largest_block - released) + in_use for open_blocks in range(blocks + 1)
-    ]
-    return _GatheredOnUse(
-        forward={
-            "gathered weights": (lasting + arriving) * element_bytes,
-            "gloo's copies": copied_by_gloo * element_bytes,
-        },
-        forward_end={"gathered weights": lasting * element_bytes},
-        blocks=tuple(elements * element_bytes for elements in gathered_by_open_blocks),
     )
 
 
@@ -243,29 +200,6 @@ def _gathered_element_bytes(trial: Trial) -> int:
 def _elements_on_their_way(settings: ZeroSettings, largest_tensor: int) -> int:
     """Return the most elements that fetching ahead asks for: it stops once a tensor has filled the bucket."""
     return min(settings.prefetch_bucket, settings.max_live) + largest_tensor
-
-
-class _LargeElements(NamedTuple):
-    """Elements of tensors that are gathered when they are used."""
-
-    largest_block: int
-    """In the wrapped block that has most of them."""
-    model: int
-
-
-@lru_cache(maxsize=256)
-def _large_elements(shapes: ParameterShapes, persistence_threshold: int) -> _LargeElements:
-    """Return the elements of tensors that have more than `persistence_threshold`."""
-
-    def large_elements_of(block: ModelBlock) -> int:
-        tensor_shapes = chain.from_iterable(module.tensors for module in block.modules)
-        return _elements_above(map(math.prod, tensor_shapes), persistence_threshold)
-
-    wrapped = [block for block in shapes.blocks if block.wrapped]
-    return _LargeElements(
-        largest_block=max(map(large_elements_of, wrapped), default=0),
-        model=sum(map(large_elements_of, shapes.each())),
-    )
 
 
 def _elements_above(tensor_elements: Iterable[int], threshold: int) -> int:
@@ -343,24 +277,22 @@ def part_gathers(trial: Trial, parts: Sequence[Part]) -> PartGathers | None:
     small = sum(part.elements for part in parts) - large
     largest_tensor = max((max(part.tensors, default=0) for part in parts), default=0)
     most_on_their_way = _elements_on_their_way(settings, largest_tensor)
-    released = large - _lasting_elements(settings, large)
+    arriving = min(large, most_on_their_way)
+    copied_by_gloo = arriving if _is_copied_by_gloo(trial, arriving, large) else 0
+    lasting = _lasting_elements(settings, large)
+    released = large - lasting
+    in_use = arriving if released > 0 else 0
     forward: list[Parts] = []
     backward: list[Parts] = []
     for elements_so_far in accumulate(large_by_part):
-        lasting = small + max(0, elements_so_far - released)
-        if released > 0:
-            in_use = {"gathered weights": (lasting + min(large, most_on_their_way)) * element_bytes}
-            forward.append(in_use)
-            backward.append(in_use)
-            continue
-        # Weights on their way lie in a buffer, and are copied out of it.
-        arriving = min(large - elements_so_far, most_on_their_way)
-        copied_by_gloo = arriving if _is_copied_by_gloo(trial, arriving, large) else 0
+        # Fetching ahead is soon through with the model, but for a bucket, which lies there until its weights are used.
+        is_arriving = elements_so_far < large
         forward.append(
             {
-                "gathered weights": (lasting + 2 * arriving) * element_bytes,
-                "gloo's copies": copied_by_gloo * element_bytes,
+                "gathered weights": (small + lasting + (arriving if is_arriving else in_use)) * element_bytes,
+                "gloo's copies": copied_by_gloo * element_bytes if is_arriving else 0,
             }
         )
-        backward.append({"gathered weights": lasting * element_bytes})
+        gathered = small + max(0, elements_so_far - released) + in_use
+        backward.append({"gathered weights": gathered * element_bytes})
     return PartGathers(forward, backward)

@@ -1,11 +1,18 @@
-"""Bytes that FSDP2 holds around each part of a model whose blocks are not alike; a block may have several parts.
+"""Bytes that FSDP2 holds around each part of a model; a block may have several parts.
 
 A `Part` is a piece of the model, in the order of forward; `Parts` are bytes by their purpose. The root is all that lies
 in no block. Its parts lie before the blocks (`Part.block` 0) or behind them (-1). In a pipeline, a turn is the time in
 which one micro-batch goes through one stage (`InTurn`).
 
-FSDP2 gathers a block's weights before the block runs. They arrive in a flat buffer, out of which they are copied. gloo,
-which exchanges between CPUs, works on a copy of each buffer that is on its way (`fsdp2.states`).
+It follows torch 2.13 (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_collectives.py). FSDP2 gathers
+a block's weights before the block runs. They arrive in a flat buffer, which stays until the next gather, and are copied
+out of it; one rank copies without a buffer. In backward the block before is gathered meanwhile. A block's gradients are
+copied into a flat buffer and scattered; it stays until those of the next block are. A block's fp32 shards are cast
+before they are gathered.
+
+gloo, which exchanges between CPUs, works on a copy of each of these buffers (ProcessGroupGloo.cpp). Its thread lets go
+of a finished exchange when it is scheduled next: in about one step of eight only after the next gather has begun. A
+whole run meets such a step, so the copy of what was scattered counts beside the copy of what is gathered.
 """
 
 from __future__ import annotations
@@ -43,7 +50,7 @@ def _gathered_weights(sharding: Sharding, gathered: int, *, buffered: int, copie
 
 
 class _BlockByBlock:
-    """The weights and gradients of `fsdp2.states`, for blocks that are unlike.
+    """The weights and gradients of a model, of which each rank has a shard.
 
     The root's weights and gradients stay whole from forward to the end of backward; its weights are let go of before
     its gradients are scattered (`post_backward`). The root's buffer is there while the root begins. While the parts
@@ -93,15 +100,23 @@ class _BlockByBlock:
             backward.append(added(earlier_gradients, self._in_backward(number)))
             # Backward goes through a block from its last part to its first one.
             if part.block > 0 and self._is_last_of_block(number):
-                between.append((number, 0.0, added(earlier_gradients, self._at_first_gradient(part.block))))
+                passed_on = self._gradient_passed_on(number)
+                at_first_gradient = self._at_first_gradient(part.block)
+                between.append((number, 0.0, added(earlier_gradients, passed_on, at_first_gradient)))
             if part.block > 0 and self._is_first_of_block(number):
-                between.append((number - 1, 0.0, added(earlier_gradients, self._at_scatter(part.block))))
+                passed_on = self._gradient_passed_on(number - 1)
+                at_scatter = self._at_scatter(part.block)
+                between.append((number - 1, 0.0, added(earlier_gradients, passed_on, at_scatter)))
         root_gradient_bytes = self._root_elements * self._sharding.weight_bytes
         exchange = {
             "gradients": rank_states.exchange["gradients"] + root_gradient_bytes,
             "buckets": self._root_elements * self._sharding.sent_bytes,
         }
         return Around(forward, backward, between, exchange)
+
+    def _gradient_passed_on(self, number: int) -> Parts:
+        """Return the gradient of a part's output, which is there before the part's backward."""
+        return {"passed on in backward": self._parts[number].output_gradient}
 
     def _is_first_of_block(self, number: int) -> bool:
         """Whether a part is the first of its block in forward; parts are numbered in the order of forward."""
@@ -216,7 +231,7 @@ class _BlockByBlock:
 
 
 class _StageInTurn:
-    """The weights and gradients of `fsdp2.states.stage_states`, for a stage of a pipeline whose blocks are unlike.
+    """The weights and gradients of a stage of a pipeline (`fsdp2.states.stage_states`).
 
     Each block is a part by itself here. Gradients stay whole, and so do weights that backward has gathered; a forward
     frees them block by block.
@@ -276,7 +291,8 @@ class _StageInTurn:
             buffered=fetched_elements or block_elements,
             copied_by_gloo=fetched_elements,
         )
-        return added(weights, self._gradients(number, has_new_tensor=False))
+        passed_on = {"passed on in backward": self._parts[number].output_gradient}
+        return added(weights, passed_on, self._gradients(number, has_new_tensor=False))
 
     def _is_gathered_in_backward(self, number: int) -> bool:
         """Return whether a part is a block that is gathered for its backward."""

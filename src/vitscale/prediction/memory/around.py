@@ -1,4 +1,4 @@
-"""What a wrapper holds around the parts of a model whose blocks are not alike: at each part, and between them."""
+"""What a wrapper holds around the parts of a model: at each part, and between them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def around(trial: Trial, holding: RankStates, parts: Sequence[Part], turn: InTur
     ends = list(accumulate(part.elements for part in parts))
     full = list(_full_buckets(parts, holding.bucket)) if holding.bucket else []
     first_full = full[0][0] if full else -1
-    of_forward, of_backward = gathered or ([holding.forward] * len(parts), [holding.backward] * len(parts))
+    of_forward, of_backward = gathered or ([{}] * len(parts), [holding.backward] * len(parts))
 
     def in_backward(number: int, made: int, new: int, *, flushed: int = 0, after: bool) -> Parts:
         return added(of_backward[number], holding.in_backward(made, new, flushed=flushed, after=after))

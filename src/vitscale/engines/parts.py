@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from vitscale.engines.states import Parts, RankStates
@@ -40,7 +41,7 @@ class Part(NamedTuple):
     @property
     def elements(self) -> int:
         """Elements of all its tensors."""
-        return sum(module.elements for module in self.modules)
+        return sum(self.tensors)
 
     def cast_bytes(self, *, linear: bool) -> int:
         """Return the bytes of the 16-bit copies that autocast makes of its weights; `linear`: of linear layers too."""
@@ -52,17 +53,32 @@ class Part(NamedTuple):
         return 2 * sum(module.elements for module in cast)
 
     @property
-    def tensors(self) -> list[int]:
+    def tensors(self) -> tuple[int, ...]:
         """Elements of each tensor, in the order of forward."""
-        elements: list[int] = []
-        for module in self.modules:
-            # A module lists its tensors in the order in which backward makes their gradients.
-            elements += [math.prod(shape) for shape in reversed(module.gradients)]
-        return elements
+        return _tensor_elements(self.modules)
+
+
+@lru_cache(maxsize=1024)
+def _tensor_elements(modules: tuple[Module, ...]) -> tuple[int, ...]:
+    elements: list[int] = []
+    for module in modules:
+        # A module lists its tensors in the order in which backward makes their gradients.
+        elements += [math.prod(shape) for shape in reversed(module.gradients)]
+    return tuple(elements)
 
 
 def _is_convolution(module: Module) -> bool:
     return len(module.tensors[0]) == 4
+
+
+class AtMoment(NamedTuple):
+    """Bytes at a moment of backward beside those at which parts are widest."""
+
+    part: int
+    """Number of the part whose activations, and those of all parts before it, are there."""
+    released_share: float
+    """The share of the part's activations that is gone."""
+    parts: Parts
 
 
 class Around(NamedTuple):
@@ -72,8 +88,8 @@ class Around(NamedTuple):
     """In each part's forward."""
     backward: Sequence[Parts]
     """In each part's backward, where it is widest: gradients included."""
-    between: Sequence[tuple[int, float, Parts]]
-    """At other moments of backward: the part, the share of it whose activations are gone, and the bytes."""
+    between: Sequence[AtMoment]
+    """At other moments of backward."""
     exchange: Parts
     """When backward is over."""
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vitscale.engines.fsdp2.sharding import Sharding
-from vitscale.engines.parts import Around, InTurn, Part
+from vitscale.engines.parts import Around, AtMoment, InTurn, Part
 from vitscale.engines.states import Parts, RankStates, added, shard
 from vitscale.trial.trial import Trial
 
@@ -90,7 +90,7 @@ class _BlockByBlock:
         earlier_gradients = rank_states.held
         forward: list[Parts] = []
         backward: list[Parts] = []
-        between: list[tuple[int, float, Parts]] = []
+        between: list[AtMoment] = []
         for number, part in enumerate(self._parts):
             forward.append(added(earlier_gradients, self._in_forward(number)))
             is_loss = not part.modules and number == len(self._parts) - 1
@@ -102,11 +102,11 @@ class _BlockByBlock:
             if part.block > 0 and self._is_last_of_block(number):
                 passed_on = self._gradient_passed_on(number)
                 at_first_gradient = self._at_first_gradient(part.block)
-                between.append((number, 0.0, added(earlier_gradients, passed_on, at_first_gradient)))
+                between.append(AtMoment(number, 0.0, added(earlier_gradients, passed_on, at_first_gradient)))
             if part.block > 0 and self._is_first_of_block(number):
                 passed_on = self._gradient_passed_on(number - 1)
                 at_scatter = self._at_scatter(part.block)
-                between.append((number - 1, 0.0, added(earlier_gradients, passed_on, at_scatter)))
+                between.append(AtMoment(number - 1, 0.0, added(earlier_gradients, passed_on, at_scatter)))
         root_gradient_bytes = self._root_elements * self._sharding.weight_bytes
         exchange = {
             "gradients": rank_states.exchange["gradients"] + root_gradient_bytes,
@@ -255,7 +255,9 @@ class _StageInTurn:
         """Return what is there at each part of the stage and between parts."""
         numbers = range(len(self._parts))
         late_gathers = [
-            (number, 0.0, self._at_late_gather(number)) for number in numbers if self._is_gathered_in_backward(number)
+            AtMoment(number, 0.0, self._at_late_gather(number))
+            for number in numbers
+            if self._is_gathered_in_backward(number)
         ]
         return Around(
             forward=[self._in_forward(number) for number in numbers],

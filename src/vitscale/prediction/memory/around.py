@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from vitscale.base.plugins import referred
 from vitscale.engines import wrapper_facts
-from vitscale.engines.parts import Around, InTurn, Part, PartGathers
+from vitscale.engines.parts import Around, AtMoment, InTurn, Part, PartGathers
 from vitscale.engines.states import Parts, RankStates, added
 from vitscale.trial.trial import Trial
 
@@ -37,7 +37,7 @@ def around(trial: Trial, holding: RankStates, parts: Sequence[Part], turn: InTur
             for n, part in enumerate(parts)
         ],
         between=[
-            (n, gone, added(in_backward(n, 0, new, flushed=flushed, after=index > 0), _passed_on(parts[n])))
+            AtMoment(n, gone, added(in_backward(n, 0, new, flushed=flushed, after=index > 0), _passed_on(parts[n])))
             for index, (n, gone, flushed, new) in enumerate(full)
         ],
         exchange=holding.exchange,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from statistics import NormalDist
 from typing import NamedTuple, overload
 
@@ -18,8 +19,9 @@ from vitscale.engines.states import STATE_BYTES, Parts, RankStates, optimizer_of
 from vitscale.engines.trace_requests import needs_card, trace_request
 from vitscale.errors import shown
 from vitscale.prediction.memory.activations import is_autocast
+from vitscale.prediction.memory.allocations import LinearMemory, StepMemory, highest_of_turns, step_memory
 from vitscale.prediction.memory.from_card import card_of, card_pieces, why_card_does_not_suffice
-from vitscale.prediction.memory.in_parts import moments_in_parts, moments_in_turn, of_parts, pieces
+from vitscale.prediction.memory.in_parts import of_parts, pieces
 from vitscale.prediction.memory.in_stages import in_turns, that_may_take_most
 from vitscale.trial.fields import fields_where
 from vitscale.trial.known_models import KNOWN_MODELS
@@ -29,6 +31,7 @@ from vitscale.trial.model_cost import (
     recorded_shapes,
     vit_shape,
 )
+from vitscale.trial.parallel import NO_SPLIT
 from vitscale.trial.trial import DeviceName, TrainSpec, Trial, World
 
 NOT_COVERED: Mapping[str, str] = {
@@ -93,22 +96,14 @@ def forecast(trial: Trial) -> MemoryForecast | None:
     is_plain_vit = vit_shape(trial.model) is not None and trial.model.task == "classification"
     if not is_plain_vit:
         missing["convolutions"] = "what a convolution's backward takes for copies in another order of the axes"
-    of_ranks = _in_parts(trial)
-    return max((MemoryForecast(_highest(each), missing) for each in of_ranks), key=lambda rank: rank.peak_bytes)
-
-
-def _highest(moments: Sequence[tuple[str, Parts]]) -> dict[str, Parts]:
-    """Moment -> bytes by part; of several moments with one name the one that takes most."""
-    highest: dict[str, Parts] = {}
-    for name, parts in moments:
-        if sum(parts.values()) > sum(highest.get(name, {}).values()):
-            highest[name] = {part: size for part, size in parts.items() if size}
-    return highest
+    of_ranks = (MemoryForecast(highest_of_turns(turns), missing) for turns in _turns_of_ranks(trial))
+    return max(of_ranks, key=lambda rank: rank.peak_bytes)
 
 
 def totals(trial: Trial) -> list[int]:
     """Bytes at every moment of a trial whose memory is not `unavailable`; the order does not depend on the batch."""
-    return [sum(parts.values()) for moments in _in_parts(trial) for _, parts in moments]
+    every_turn = chain.from_iterable(_turns_of_ranks(trial))
+    return list(chain.from_iterable(turn.own_totals() for turn in every_turn))
 
 
 def unavailable(trial: Trial) -> str:
@@ -178,11 +173,19 @@ def peak_bytes_of_many(
     of_one, *of_more = (_with_batch(template, grad_accum, micro_batch) for micro_batch in counts)
     if not len(gpus) or unavailable(of_one):
         return peaks
+    whole = _shapes(of_one)
+    linear = None
+    if of_one.parallel == NO_SPLIT and not needs_card(of_one):
+        linear = LinearMemory([pieces(trial.model, trial.train) for trial in (of_one, *of_more)])
     for count in dict.fromkeys(gpus.tolist()):
         world = World.model_construct(nodes=1, ranks_per_node=count, threads_per_rank=of_one.world.threads_per_rank)
         there = of_one.model_copy(update={"world": world})
-        every = there, *(trial.model_copy(update={"world": world}) for trial in of_more)
-        at_one, *more = (np.array(totals(trial), dtype=float) for trial in every)
+        if linear is not None:
+            totals_by_batch = linear.totals(there, _wrapped(there, whole))
+            at_one, *more = (line.astype(float) for line in totals_by_batch)
+        else:
+            every = there, *(trial.model_copy(update={"world": world}) for trial in of_more)
+            at_one, *more = (np.array(totals(trial), dtype=float) for trial in every)
         here = gpus == count
         images = micro_batches[here, None]
         each = (more[0] - at_one) / (max(2, labelling) - 1)
@@ -211,29 +214,25 @@ def _wrapped(trial: Trial, shapes: ParameterShapes) -> RankStates:
     return held
 
 
-def _in_parts(trial: Trial) -> Iterator[list[tuple[str, Parts]]]:
-    """Moments of each rank that may take most, for a model that is counted part by part; see `moments_in_parts`.
-
-    Several moments may have one name.
-    """
+def _turns_of_ranks(trial: Trial) -> Iterator[list[StepMemory]]:
+    """Yield, for each rank that may take most, its turns: a step is one, but for a rank of a pipeline."""
     whole = _shapes(trial)
     card = card_of(trial) if needs_card(trial) else None
     if card is not None:
-        yield moments_in_parts(card_pieces(trial, card), trial, _wrapped(trial, whole))
+        yield [step_memory(card_pieces(trial, card), trial, _wrapped(trial, whole))]
         return
     for share in that_may_take_most(trial, whole):
         if not share.chunks:
             shapes = share.shapes(whole)
-            yield moments_in_parts(pieces(trial.model, trial.train, share), trial, _wrapped(trial, shapes))
+            yield [step_memory(pieces(trial.model, trial.train, share), trial, _wrapped(trial, shapes))]
             continue
         models = [pieces(trial.model, trial.train, stage) for stage in share.stages]
         buffers = sum(model.buffers for model in models)
         models = [model._replace(buffers=buffers) for model in models]
         of_stages = [of_parts(trial, stage, model) for stage, model in zip(share.stages, models, strict=True)]
         yield [
-            moment
+            step_memory(models[turn.stage], turn.step, turn.states, turn, of_stages[turn.stage].handed_on)
             for turn in in_turns(trial, share, whole, of_stages, _wrapped)
-            for moment in moments_in_turn(models[turn.stage], turn, of_stages[turn.stage])
         ]
 
 

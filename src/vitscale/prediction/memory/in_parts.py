@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import accumulate
 
-from vitscale.engines import wrapper_facts
 from vitscale.engines.dtypes import weight_bytes
-from vitscale.engines.parts import InTurn, Part
-from vitscale.engines.states import Parts, RankStates, added
+from vitscale.engines.parts import Part
 from vitscale.prediction.memory.activations import activations, is_autocast
-from vitscale.prediction.memory.around import around
 from vitscale.prediction.memory.in_stages import StageBytes
 from vitscale.prediction.memory.pieces import Pieces
 from vitscale.prediction.shares import WHOLE, Share
@@ -367,48 +363,3 @@ def _loss(whole: int, held: int, pixels: int, decoder: DecoderShape, train: Trai
     widened = held if train.precision != "fp32" else 0
     forward = 4 * (whole * (compared + (train.device == "cpu")) + widened) + 12 * pixels
     return Part((1 + decoder.auxiliary) * 4 * whole, (forward,), (2 * 4 * whole + 12 * pixels,), block=-1)
-
-
-def moments_in_turn(model: Pieces, turn: InTurn, own: StageBytes) -> Iterator[tuple[str, Parts]]:
-    """The moments of `moments_in_parts` that a pipeline's turn has; in backward what the stage handed on is there."""
-    for name, parts in moments_in_parts(model, turn.step, turn.states, turn):
-        if name in turn.moments:
-            yield name, added(parts, {"activations": own.handed_on if name == "backward" else 0})
-
-
-def moments_in_parts(
-    model: Pieces, trial: Trial, holding: RankStates, turn: InTurn | None = None
-) -> list[tuple[str, Parts]]:
-    """Every moment that can be highest, with its bytes by part; the order does not depend on the micro-batch.
-
-    `turn` is that of a pipeline.
-    """
-    kept = list(accumulate(part.kept for part in model.parts))
-    train = trial.train
-    # DeepSpeed's linear layer of ZeRO-3 casts again in backward, and so do blocks that are computed again.
-    linear = not wrapper_facts(train).casts_again(train)
-    casts = [part.cast_bytes(linear=linear) if is_autocast(train) else 0 for part in model.parts]
-    copies = list(accumulate(casts))
-    base = added(holding.steady, {"images": model.images, "buffers of the model": model.buffers})
-    engine = around(trial, holding, model.parts, turn)
-    beside = turn.beside if turn else {}
-
-    def there(number: int) -> Parts:
-        return added(base, beside, {"activations": kept[number]})
-
-    moments: list[tuple[str, Parts]] = []
-    for number, part in enumerate(model.parts):
-        held = model.logits if number == len(kept) - 1 else 0
-        in_forward = added(there(number), engine.forward[number], {"autocast's copies": copies[number]})
-        moments += [("end of forward", added(in_forward, {"activations": held + own})) for own in part.forward]
-        lasting = casts[number] if train.activation_checkpointing else copies[number]
-        own_copies = {"autocast's copies": lasting, "logits": model.logits}
-        in_backward = added(there(number), engine.backward[number], own_copies)
-        moments += [("backward", added(in_backward, {"passed on in backward": own})) for own in part.backward]
-    for number, gone, own in engine.between:
-        # A layer whose gradients are made has let go of its copy, as of its activations.
-        lasting = 0 if train.activation_checkpointing else copies[number] - round(gone * casts[number])
-        left = added(there(number), {"activations": -round(gone * model.parts[number].kept)})
-        beside_it = {"autocast's copies": lasting, "logits": model.logits}
-        moments.append(("backward", added(left, own, beside_it)))
-    return [*moments, ("exchange", added(base, engine.exchange)), ("step", added(base, holding.step))]

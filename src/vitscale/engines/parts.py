@@ -79,6 +79,8 @@ class AtMoment(NamedTuple):
     released_share: float
     """The share of the part's activations that is gone."""
     parts: Parts
+    is_bucket_full: bool = False
+    """Whether a full bucket is exchanged amid the part's backward; else its backward has not begun."""
 
 
 class Around(NamedTuple):

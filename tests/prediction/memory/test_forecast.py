@@ -479,8 +479,8 @@ def test_the_loss_of_pixels_takes_five_times_their_logits() -> None:
     )
     of_head = 4 * (24 + 12 + 2) * classes  # the two classifiers' weights; the gradients are not there yet
     more = many.moments["end of forward"], few.moments["end of forward"]
-    activations = more[0]["activations"] - more[1]["activations"]
-    assert activations == 2 * 5 * 4 * classes * 64 * 64
+    of_loss = sum(more[0][part] - more[1][part] for part in ("activations", "logits"))
+    assert of_loss == 2 * 5 * 4 * classes * 64 * 64
     assert more[0]["weights"] - more[1]["weights"] == of_head
 
 

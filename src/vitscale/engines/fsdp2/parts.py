@@ -100,23 +100,17 @@ class _BlockByBlock:
             backward.append(added(earlier_gradients, self._in_backward(number)))
             # Backward goes through a block from its last part to its first one.
             if part.block > 0 and self._is_last_of_block(number):
-                passed_on = self._gradient_passed_on(number)
                 at_first_gradient = self._at_first_gradient(part.block)
-                between.append(AtMoment(number, 0.0, added(earlier_gradients, passed_on, at_first_gradient)))
+                between.append(AtMoment(number, 0.0, added(earlier_gradients, at_first_gradient)))
             if part.block > 0 and self._is_first_of_block(number):
-                passed_on = self._gradient_passed_on(number - 1)
                 at_scatter = self._at_scatter(part.block)
-                between.append(AtMoment(number - 1, 0.0, added(earlier_gradients, passed_on, at_scatter)))
+                between.append(AtMoment(number - 1, 0.0, added(earlier_gradients, at_scatter)))
         root_gradient_bytes = self._root_elements * self._sharding.weight_bytes
         exchange = {
             "gradients": rank_states.exchange["gradients"] + root_gradient_bytes,
             "buckets": self._root_elements * self._sharding.sent_bytes,
         }
         return Around(forward, backward, between, exchange)
-
-    def _gradient_passed_on(self, number: int) -> Parts:
-        """Return the gradient of a part's output, which is there before the part's backward."""
-        return {"passed on in backward": self._parts[number].output_gradient}
 
     def _is_first_of_block(self, number: int) -> bool:
         """Whether a part is the first of its block in forward; parts are numbered in the order of forward."""
@@ -293,8 +287,7 @@ class _StageInTurn:
             buffered=fetched_elements or block_elements,
             copied_by_gloo=fetched_elements,
         )
-        passed_on = {"passed on in backward": self._parts[number].output_gradient}
-        return added(weights, passed_on, self._gradients(number, has_new_tensor=False))
+        return added(weights, self._gradients(number, has_new_tensor=False))
 
     def _is_gathered_in_backward(self, number: int) -> bool:
         """Return whether a part is a block that is gathered for its backward."""

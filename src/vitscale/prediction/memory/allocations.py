@@ -99,7 +99,7 @@ class _Axis:
         self.parts: list[_PartMoments] = []
         between_by_part = _by_part(engine.between)
         for number in reversed(range(len(model.parts))):
-            is_bucket_full = [more.released_share > 0 for more in between_by_part.get(number, [])]
+            is_bucket_full = [more.is_bucket_full for more in between_by_part.get(number, [])]
             moments = _PartMoments(
                 forward=forward[number],
                 before_backward=self._append("backward", is_bucket_full.count(False)),
@@ -176,7 +176,7 @@ class LinearMemory:
         engine = around(trial, rank_states, self._models[0].parts)
         axis = _Axis(self._models[0], engine)
         moments = axis.names(None)
-        key = tuple(MomentKey(more.part, more.released_share) for more in engine.between)
+        key = tuple(MomentKey(more.part, more.released_share, more.is_bucket_full) for more in engine.between)
         if key not in self._model_totals:
             self._model_totals[key] = [
                 StepMemory(moments, tuple(_of_model(model, trial, engine, axis))).totals() for model in self._models
@@ -192,6 +192,7 @@ class MomentKey(NamedTuple):
 
     part: int
     released_share: float
+    is_bucket_full: bool
 
 
 def _by_part(between: Sequence[AtMoment]) -> dict[int, list[AtMoment]]:
@@ -228,10 +229,14 @@ def _of_model(model: Pieces, trial: Trial, engine: Around, axis: _Axis) -> Itera
             yield Allocation(ACTIVATIONS, size, moment, moment)
         for moment, size in zip(moments.backward, part.backward, strict=True):
             yield Allocation(PASSED_ON, size, moment, moment)
-        released_shares = [more.released_share for more in between_by_part.get(number, []) if more.released_share > 0]
+        for moment in moments.before_backward:
+            yield Allocation(PASSED_ON, part.output_gradient, moment, moment)
+        released_shares = [more.released_share for more in between_by_part.get(number, []) if more.is_bucket_full]
         for moment, released in zip(moments.bucket_full, released_shares, strict=True):
             # A layer whose gradients are made has let go of its activations, and of the copy of its weights.
             yield Allocation(ACTIVATIONS, part.kept - round(released * part.kept), moment, moment)
+            # A block passes on as much as where its MLP is widest, for its largest weights are there.
+            yield Allocation(PASSED_ON, part.backward[0] if part.block > 0 else 0, moment, moment)
             if not recomputes:
                 yield Allocation(COPIES, copies - round(released * copies), moment, moment)
 
@@ -245,7 +250,7 @@ def _of_engine(rank_states: RankStates, engine: Around, axis: _Axis) -> Iterator
     for number, moments in enumerate(axis.parts):
         yield from _spanning(engine.forward[number], moments.forward[0], moments.forward[-1])
         yield from _spanning(engine.backward[number], moments.backward[0], moments.backward[-1])
-        in_time = sorted(between_by_part.get(number, []), key=lambda more: more.released_share > 0)
+        in_time = sorted(between_by_part.get(number, []), key=lambda more: more.is_bucket_full)
         for moment, more in zip((*moments.before_backward, *moments.bucket_full), in_time, strict=True):
             yield from _spanning(more.parts, moment, moment)
 

@@ -37,19 +37,11 @@ def around(trial: Trial, holding: RankStates, parts: Sequence[Part], turn: InTur
             for n, part in enumerate(parts)
         ],
         between=[
-            AtMoment(n, gone, added(in_backward(n, 0, new, flushed=flushed, after=index > 0), _passed_on(parts[n])))
+            AtMoment(n, gone, in_backward(n, 0, new, flushed=flushed, after=index > 0), is_bucket_full=True)
             for index, (n, gone, flushed, new) in enumerate(full)
         ],
         exchange=holding.exchange,
     )
-
-
-def _passed_on(part: Part) -> Parts:
-    """What backward passes on in a block while a bucket is exchanged because the block's gradient does not fit into it.
-
-    It is as much as where its MLP is widest, for its largest weights are there.
-    """
-    return {"passed on in backward": part.backward[0] if part.block > 0 else 0}
 
 
 def _full_buckets(parts: Sequence[Part], bucket: int) -> Iterator[tuple[int, float, int, int]]:

@@ -154,7 +154,8 @@ def peak_bytes_of_many(
 ) -> FloatArray:
     """Peak bytes of a rank of `template` in each configuration of ranks and micro-batch, (configurations,).
 
-    The result is that of `forecast_bytes` for each such trial, some hundred times as fast: every moment of a step takes
+    The result is that of `forecast_bytes` for each such trial (but for a byte or two an image, which the share of a
+    block's activations is rounded to where a bucket is full), some hundred times as fast: every moment of a step takes
     a fixed number of bytes and a number of bytes for each image, and the peak is the highest of these lines. Where
     sequence ranks label images, each image that the first of them labels adds a number of bytes too.
 

@@ -110,6 +110,19 @@ SPLITS: dict[str, tuple[str, dict[str, Any]]] = {
     "pipeline 2, interleaved, sharded weights": ("fsdp2", {"pipeline": 2, "schedule": "interleaved"}),
 }
 """Engine and [parallel]; of 6 heads, in 4 micro-batches where there are stages."""
+REPLICATED: dict[str, dict[str, Any]] = {
+    "fp32": {},
+    "fp32, 32 images": {"micro_batch": 32},
+    "fp32, 2 micro-steps": {"grad_accum": 2},
+    "fp32, bf16 gradients": {"gradient_dtype": "bf16"},
+    "fp32, kept after forward": {"reshard_after_forward": False},
+    "bf16-params": {"precision": "bf16-params"},
+    "bf16-params, fp32 masters": {"precision": "bf16-params", "master_weights": True},
+    "Swin V2, fp32": {"model": OTHERS["Swin V2"]},
+    "Swin V2, 2 micro-steps": {"model": OTHERS["Swin V2"], "grad_accum": 2},
+    "Swin V2, bf16 gradients": {"model": OTHERS["Swin V2"], "gradient_dtype": "bf16"},
+}
+"""Fields of `train` under FSDP2 with two replicas or as many as ranks, and the model."""
 SHARED_SWINS: dict[str, dict[str, Any]] = {
     "fp32, 8 images": {},
     "fp32, 32 images": {"micro_batch": 32},
@@ -124,6 +137,9 @@ SHARED_SWINS: dict[str, dict[str, Any]] = {
     "fp32, one image": {"micro_batch": 1},
 }  # fmt: skip
 """Fields of `train`, and of Swin V2 with 6 heads under "model"; two tensor ranks, which three and six may be, too."""
+
+OFFLOADING = ("optimizer offloaded", "parameters offloaded", "hpZ")
+"""Beginnings of the variants of `offloading`, which have a table of their own."""
 
 SHARED_SEGMENTERS = {
     "tensor 2": ("ViT", "Swin V2"),
@@ -160,6 +176,7 @@ def configurations() -> Iterator[tuple[str, str, dict[str, Any]]]:
     for stage in (1, 2, 3):
         engine = f"deepspeed, ZeRO-{stage}"
         yield engine, "fp32, DeepSpeed's buckets", {"engine": "deepspeed", "zero_stage": stage}
+    yield from offloading()
     for name, model in OTHERS.items():
         norm = {"batch_norm": "synchronised"} if model.task == "segmentation" else {}
         wrapped: list[tuple[str, dict[str, Any]]] = [
@@ -185,6 +202,13 @@ def configurations() -> Iterator[tuple[str, str, dict[str, Any]]]:
             whole = {"engine": engine, "parallel": parallel, "grad_accum": 4 if staged else 1} | fields
             model = {"heads": 6, "image_size": 64} | fields.get("model", {})
             yield f"{engine}, {name}", variant, whole | {"model": model | ({"layers": 5} if "layers" in model else {})}
+    for replicas in (2, 4):
+        for variant, fields in REPLICATED.items():
+            yield (
+                f"fsdp2, {replicas} replicas",
+                variant,
+                {"engine": "fsdp2", "parallel": {"replicate": replicas}} | fields,
+            )
     for ranks in (2, 3):
         for variant, fields in SHARED_SWINS.items():
             spec = ModelSpec(**SWIN | {"heads": 6} | fields.get("model", {}))
@@ -211,6 +235,20 @@ def configurations() -> Iterator[tuple[str, str, dict[str, Any]]]:
     yield "accelerate, ZeRO-2", "fp32", through | BUCKETS
 
 
+def offloading() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield engine, variant and the fields of `train` of ZeRO that offloads, or keeps second shards (hpZ)."""
+    variants = ("fp32", "fp32, 32 images", "fp32, 2 micro-steps", "bf16", "bf16-params")
+    for stage, variant in product((1, 2, 3), variants):
+        fields = {"engine": "deepspeed", "zero_stage": stage} | BUCKETS | VARIANTS[variant]
+        engine = f"deepspeed, ZeRO-{stage}"
+        yield engine, f"optimizer offloaded, {variant}", fields | {"offload": "optimizer"}
+        if stage == 3:
+            yield engine, f"parameters offloaded, {variant}", fields | {"offload": "parameters"}
+            # Two ranks are one node here: the second shard is as large as the first.
+            hpz = {"zero_optimization": {"zero_hpz_partition_size": 2}}
+            yield engine, f"hpZ, {variant}", fields | {"deepspeed_config": hpz}
+
+
 def thirteen_engines() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the name and the fields of `train` of every engine without and with what it may take: 13 in all."""
     yield "none", {"engine": "none"}
@@ -227,18 +265,19 @@ def thirteen_engines() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def chosen(only: Sequence[str], ranks: int, device: str) -> dict[tuple[str, str], Trial]:
-    """Those whose name holds one of `only`, else all but `OTHERS`; no engine means one rank."""
+    """Those whose name holds one of `only`, else all of the main table; no engine means one rank, hpZ even counts."""
     return {
         (engine, variant): trial(fields, ranks, device)
         for engine, variant, fields in configurations()
         if (
             any(text in f"{engine}, {variant}" for text in only)
             if only
-            else not variant.startswith((*OTHERS, "traced"))
+            else not variant.startswith((*OTHERS, "traced", *OFFLOADING))
         )
         and not (device == "cuda" and variant.startswith(tuple(OTHERS)))  # small against workspaces
         and (ranks == 1 or not engine.startswith("none"))
-        and ranks % ParallelSpec(**fields.get("parallel", {})).ranks_per_model == 0
+        and (ranks % 2 == 0 or not variant.startswith("hpZ"))
+        and ranks % ParallelSpec(**fields.get("parallel", {})).least_ranks == 0
     }
 
 

@@ -155,6 +155,13 @@ def test_the_time_to_finish_is_in_the_json(predict: Callable[..., Answer], resul
     assert one["finish_assumptions"]
 
 
+@pytest.mark.parametrize("verb", ["report", "predict", "advise"])
+def test_every_verb_words_the_count_alike(vitscale: Callable[..., Answer], results: Path, verb: str) -> None:
+    """Below the answer, within the first screen."""
+    lines = vitscale(verb, str(results))[1].splitlines()[:25]
+    assert "vit-ti16: 5,500,000 parameters (measured)" in [line.strip(" -") for line in lines]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

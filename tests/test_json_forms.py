@@ -93,9 +93,16 @@ def holds(told: dict[str, Any], verb: str) -> None:
 
 
 def test_of_results(call: Call, results: Path) -> None:
-    holds(call("predict", results, "--gpus", "8", "--epochs", "3"), "predict")
-    holds(call("advise", results, "--deadline", "1h"), "advise")
-    holds(call("report", results), "report")
+    predicted = call("predict", results, "--gpus", "8", "--epochs", "3")
+    holds(predicted, "predict")
+    advised_now = call("advise", results, "--deadline", "1h")
+    holds(advised_now, "advise")
+    reported = call("report", results)
+    holds(reported, "report")
+    counted = [predicted["predictions"][0], advised_now, *reported["trials"]]
+    assert {(one["model"], one["parameters"], one["parameters_source"]) for one in counted} == {
+        ("vit-ti16", 5_500_000, "measured")
+    }
     holds(call("compare", results, results), "compare")
     holds(call("export", results), "export")
     holds(call("watch", results), "watch")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +12,20 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from forks import prepared_here
 from results_factory import make_trial
-from vitscale.engines.accelerate.wrap import AccelerateEngine, fsdp2_plugin
+from vitscale import models
+from vitscale.engines.accelerate.wrap import AccelerateEngine, fsdp2_plugin, replicas_config
+from vitscale.models.tracing import trace
+from vitscale.trial.model_card import TraceRequest
+from vitscale.trial.model_spec import ModelSpec
+from vitscale.trial.parallel import ParallelSpec
 
 
 class Model(nn.Module):
@@ -34,6 +43,50 @@ class Model(nn.Module):
         return images
 
 
+@pytest.fixture
+def single_process() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def wrapped_by_accelerate(model: nn.Module) -> set[str]:
+    """Names of the modules that Accelerate's own code wraps, which it does on a GPU alone."""
+    trial = make_trial("accelerate", 2, accelerate_backend="fsdp2", device="cuda", precision="fp32")
+    accelerator = SimpleNamespace(
+        state=SimpleNamespace(fsdp_plugin=fsdp2_plugin(model, trial.train)),
+        mixed_precision="no",
+        is_main_process=True,
+        torch_device_mesh=None,
+    )
+    fsdp2_prepare_model(accelerator, model)
+    return {name for name, module in model.named_modules() if isinstance(module, FSDPModule)}
+
+
+def test_accelerate_wraps_the_blocks_that_are_traced_and_nothing_else_of_their_class(single_process: None) -> None:
+    spec = ModelSpec(factory="models.tracing.factories:staged", image_size=8, num_classes=7)
+    traced_blocks = {part.name for part in trace(TraceRequest(model=spec)).parts if part.block > 0}
+    model = models.build(spec)
+    assert wrapped_by_accelerate(model) == {""} | traced_blocks == {"", "blocks.0", "blocks.1"}
+    assert model(torch.ones(2, 3, 8, 8)).shape == (2, 7)
+
+
+def test_accelerate_wraps_a_model_without_blocks_as_one(single_process: None) -> None:
+    assert wrapped_by_accelerate(nn.Linear(4, 4)) == {""}
+
+
+class WithoutEmbeddings(Model):
+    """It answers as transformers' UperNet and ConvNeXt do."""
+
+    def get_input_embeddings(self) -> nn.Module:
+        raise NotImplementedError
+
+
+def test_accelerate_wraps_a_model_that_knows_no_embeddings_of_its_own(single_process: None) -> None:
+    assert wrapped_by_accelerate(WithoutEmbeddings()) == {"", "blocks.0", "blocks.1"}
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_accelerate_leaves_fsdp2_s_weights_and_gradients_in_fp32(precision: str) -> None:
     """What Accelerate does with a plugin once it knows of a mixed precision; left to itself it shards in that dtype."""
@@ -44,6 +97,22 @@ def test_accelerate_leaves_fsdp2_s_weights_and_gradients_in_fp32(precision: str)
     plugin.mixed_precision_policy = None
     plugin.set_mixed_precision(precision)
     assert plugin.mixed_precision_policy.param_dtype in (torch.bfloat16, torch.float16)
+
+
+def test_replicas_are_accelerates_mesh_whatever_the_shell_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight ranks in two replicas: dimensions and sizes of the mesh that Accelerate 1.15 makes, replicas first."""
+    for name in ("DP_REPLICATE_SIZE", "DP_SHARD_SIZE", "TP_SIZE", "CP_SIZE", "SP_SIZE"):
+        monkeypatch.setenv(f"PARALLELISM_CONFIG_{name}", "16")
+    trial = make_trial("accelerate", 8, accelerate_backend="fsdp2", device="cuda")
+    trial = trial.model_copy(update={"parallel": ParallelSpec(replicate=2)})
+    config = replicas_config(trial)
+    assert dict(zip(*config._get_mesh(), strict=True)) == {"dp_replicate": 2, "dp_shard": 4}
+    assert config.fsdp_dim_names == ["dp_replicate", "dp_shard_cp"]
+    assert config.total_size == 8
+    gpus = SimpleNamespace(multi_device=True, num_processes=8, is_fsdp2=True, is_main_process=True)
+    config._validate_accelerator(gpus)  # which raises for ranks that do not fill the mesh
+    with pytest.raises(ValueError, match="total_size"):
+        config._validate_accelerator(SimpleNamespace(**vars(gpus) | {"num_processes": 4}))
 
 
 def test_on_one_gpu_accelerate_wraps_nothing_in_ddp_and_that_is_taken_as_it_is() -> None:

@@ -22,7 +22,7 @@ EQUAL = 1e-5
 SCRIPT = Path(__file__).with_name("gloo_curve_ranks.py")
 SETTINGS = ("adamw-clipped", "sgd-accumulated")
 ENGINES = ("ddp", "fsdp2")
-"""Not DeepSpeed and Accelerate: they take LOCAL_RANK for the number of a device, and there is no second one."""
+"""Not DeepSpeed and Accelerate, which have not been tried on gloo with tensors of a GPU."""
 
 
 def on_gpu(name: str, fields: jobs.Train) -> Job:

@@ -55,6 +55,7 @@ ReturnToService=0
 SlurmdTimeout=300
 MessageTimeout=5
 MaxJobCount=1000
+{gres_types}
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
@@ -63,7 +64,7 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 class SlurmCluster:
     """A running cluster. Clients find it through `environment`."""
 
-    def __init__(self, folder: Path, nodes: int, cpus: int, min_job_age_seconds: int) -> None:
+    def __init__(self, folder: Path, nodes: int, cpus: int, gpus: int, min_job_age_seconds: int) -> None:
         self.folder = folder
         self.names = tuple(f"node{number}" for number in range(nodes))
         self.environment = {"SLURM_CONF": str(folder / "slurm.conf")}
@@ -72,8 +73,9 @@ class SlurmCluster:
         self._controller: subprocess.Popen[bytes] | None = None
         host = socket.gethostname().partition(".")[0]
         ports = _free_ports(nodes + 1)
+        gres = f" Gres=gpu:{gpus}" if gpus else ""
         lines = [
-            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=1000"
+            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=1000{gres}"
             for name, port in zip(self.names, ports[1:], strict=True)
         ]
         text = _CONF.format(
@@ -81,9 +83,13 @@ class SlurmCluster:
             ctld_port=ports[0],
             folder=folder,
             min_job_age_seconds=min_job_age_seconds,
+            gres_types="GresTypes=gpu" if gpus else "",
             nodes="\n".join(lines),
         )
         (folder / "slurm.conf").write_text(text)
+        if gpus:
+            # slurmd opens no device file, but takes a node whose GPUs are not each a character device for INVALID.
+            (folder / "gres.conf").write_text(f"AutoDetect=off\nName=gpu File=/dev/tty[0-{gpus - 1}]\n")
         (folder / "hosts").write_text(
             "127.0.0.1 localhost\n" + "".join(f"127.0.0.1 {name}\n" for name in (host, *self.names))
         )
@@ -206,15 +212,19 @@ class SlurmCluster:
 
 
 @contextmanager
-def slurm_cluster(nodes: int = 2, cpus: int = 4, min_job_age_seconds: int = 300) -> Iterator[SlurmCluster]:
-    """A cluster of `nodes` nodes, each said to have `cpus` CPUs. Nothing of it is left afterwards.
+def slurm_cluster(
+    nodes: int = 2, cpus: int = 4, gpus: int = 0, min_job_age_seconds: int = 300
+) -> Iterator[SlurmCluster]:
+    """A cluster of `nodes` nodes, each said to have `cpus` CPUs and `gpus` GPUs. Nothing of it is left afterwards.
+
+    A job is given the numbers of its GPUs (CUDA_VISIBLE_DEVICES), which are consoles: nothing computes on them.
 
     Skips the test, with the reason, where Slurm cannot be run.
     """
     root_and("slurmctld", "slurmd", "srun", "munged", "unshare", "nsenter")
     folder = Path(tempfile.mkdtemp(prefix="vitscale-slurm-"))
     with _one_at_a_time():
-        cluster = SlurmCluster(folder, nodes, cpus, min_job_age_seconds)
+        cluster = SlurmCluster(folder, nodes, cpus, gpus, min_job_age_seconds)
         try:
             cluster.start()
         except BaseException:

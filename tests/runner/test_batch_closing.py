@@ -184,6 +184,23 @@ def test_arrays_are_cut_to_what_slurm_takes(tmp_path: Path) -> None:
     assert sorted(len(read_job(study.results, name).tasks) for name in names) == [1, 3, 3]
 
 
+def test_a_line_of_the_script_that_failed_is_the_reason_of_its_element_alone(tmp_path: Path) -> None:
+    class Knowing(SlurmCluster):
+        def cause(self, job_id: str, nodes: Sequence[str] = ()) -> Cause:
+            return Cause("failed", f"why of {job_id}")
+
+    study = Login(tmp_path, [1], repeats=2)
+    study.fails(Queue(interrupted_at="watch", slurm=SlurmSection(jobs="array")))
+    (path,) = study.results.glob("jobs/*.json")
+    job = read_job(study.results, path.stem).model_copy(update={"job_id": "7"})
+    said = "line 12 of its script failed with exit code 1: module load cuda/13"
+    (study.results / "jobs" / f"{job.name}-7_1.out").write_text(f"vitscale: the job ends: {said}\n")
+    (study.results / "jobs" / f"{job.name}-7_0.out").write_text("words of a driver\n")
+    settle_ended(Knowing(SlurmSection(), None), study.results, job, states={})
+    outcomes = {run.repeat: ended.outcome.reason for run, ended in RunIndex(study.results).finished.items()}
+    assert outcomes == {0: "why of 7_0", 1: f"{said} (job 7_1)"}
+
+
 def test_a_copy_of_a_folder_whose_job_waits_leaves_that_job_to_the_original(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -293,6 +293,37 @@ def test_the_time_limit(limited: tuple[BatchStudy, subprocess.Popen[str]]) -> No
     assert study.cluster.ask("squeue", "--noheader", "--states=all", f"--job={job_id}", "--format=%T") == "FAILED"
 
 
+def test_a_line_of_the_script_that_fails_ends_the_job_and_is_its_runs_reason(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    study = BatchStudy(tmp_path / "study", cluster, gpus="[1]", slurm='setup = ["true", "ls /no/such/file"]')
+    code, output = study.run()
+    assert code == 1, output
+    script = (study.results / "jobs").glob("*.sh")
+    number = next(script).read_text().splitlines().index("ls /no/such/file") + 1
+    (job_id,) = study.job_ids()
+    reason = f"line {number} of its script failed with exit code 2: ls /no/such/file (job {job_id})"
+    assert list(reasons(study).values()) == [reason, reason]
+    assert reason in output.replace("\n", " ")
+
+
+def test_an_array_of_trials_on_nodes_that_are_named(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Each element does both runs of a trial, on the first of the nodes."""
+    slurm = 'jobs = "trial-array"\nnodelist = "node[0-1]"\nexclude = "node0"\nsrun_options = ["--mem-bind=none"]'
+    study = BatchStudy(
+        tmp_path / "study", cluster, gpus="[1]", slurm=slurm, measure="[sweep]\n'train.micro_batch' = [4, 8]"
+    )
+    code, output = study.run()
+    assert code == 0, output
+    study.check_complete(runs=4)
+    headers = [json.loads(path.read_text()) for path in study.results.glob("runs/*/trial.json")]
+    assert {tuple(header["hosts"]) for header in headers} == {("node1",)}
+    assert {"--mem-bind=none" in header["command"] for header in headers} == {True}
+    (job,) = study.jobs()
+    outputs = sorted(path.name for path in study.results.glob("jobs/*.out"))
+    assert outputs == [f"{job['name']}-{job['job_id']}_{element}.out" for element in (0, 1)]
+
+
 def test_what_slurm_refuses_is_told_in_its_words(cluster: SlurmCluster, tmp_path: Path) -> None:
     study = BatchStudy(tmp_path / "study", cluster, slurm='partition = "nowhere"')
     code, output = study.run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 from study_factory import EIGHT_CORES, summary, write_study
 from vitscale.runner import job as driver
 from vitscale.runner import plan
-from vitscale.runner.batch_jobs import new_jobs
+from vitscale.runner.batch_file import BatchTask, JobFile, element_numbers
+from vitscale.runner.batch_jobs import _tasks_by_job, new_jobs
 from vitscale.runner.one_run import RunContext, new_attempt, unstarted
 from vitscale.runner.todo import outstanding_runs
 from vitscale.schedulers.base import Cause, JobState, LocalHost
@@ -20,6 +22,7 @@ from vitscale.store import RunIndex, write_outcome
 from vitscale.store import write_study as write_study_record
 from vitscale.store.reading import RunKey
 from vitscale.store.results import Outcome, OutcomeKind
+from vitscale.study.sections import LaunchSection, MeasureSection, SlurmSection
 
 
 class Silent(SlurmCluster):
@@ -82,7 +85,7 @@ class Array:
         assert all(job.array for job in jobs)
         for job in jobs:
             job.write(self.results)
-        every = [(job, element) for job in jobs for element in range(len(job.tasks))]
+        every = [(job, element) for job in jobs for element in range(len(job.elements))]
         for job, element in (every[element] for element in elements):
             driver._do_runs(self.context, submitter, self.nodes, job, job.tasks_of_element(element))
 
@@ -133,4 +136,58 @@ def test_a_job_that_is_preempted_begins_no_run_and_its_runs_are_done_again(array
     assert told == {0: ("failed", True), 1: ("failed", True)}
     array.nodes.gone = None
     array.run([0, 1, 2], retry_failed=False)
+    assert array.done == [0, 1, 2]
+
+
+def batch_tasks(*runs: str) -> list[BatchTask]:
+    """Runs by trial and repeat: "a0"."""
+    return [BatchTask(trial_id=run[0], repeat=int(run[1]), attempt=0) for run in runs]
+
+
+def job_of(tasks: list[BatchTask], *, trial_per_element: bool) -> JobFile:
+    return JobFile(
+        name="vitscale-1x1-00000000",
+        array=True,
+        trial_per_element=trial_per_element,
+        tasks=tuple(tasks),
+        study_folder="/study",
+        launch=LaunchSection(),
+        slurm=SlurmSection(),
+        measure=MeasureSection(),
+    )
+
+
+def test_an_element_of_an_array_of_trials_has_all_runs_of_one() -> None:
+    """Tasks come in rounds, each in an order of its own."""
+    job = job_of(batch_tasks("a0", "b0", "b1", "a1"), trial_per_element=True)
+    assert [[f"{task.trial_id}{task.repeat}" for task in element] for element in job.elements] == [
+        ["a0", "a1"],
+        ["b0", "b1"],
+    ]
+    assert list(element_numbers(job)) == [0, 1]
+    assert job.tasks_of_element(1) == job.elements[1]
+    assert job.tasks_of_element(2) == ()
+    assert job.tasks_of_element(None) == job.tasks
+
+
+def test_an_array_of_runs_from_before_arrays_of_trials_is_read_as_one() -> None:
+    job = job_of(batch_tasks("a0", "a1"), trial_per_element=False)
+    old = JobFile.model_validate_json(job.model_dump_json(exclude={"trial_per_element"}))
+    assert old == job
+    assert [len(old.tasks_of_element(element)) for element in (0, 1, 2)] == [1, 1, 0]
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(1000, [6]), (2, [4, 2]), (1, [2, 2, 2])])
+def test_arrays_of_trials_are_cut_between_trials(most: int, sizes: list[int]) -> None:
+    slurm = SlurmSection(jobs="trial-array")
+    tasks = batch_tasks("a0", "b0", "c0", "c1", "b1", "a1")
+    jobs = _tasks_by_job(SlurmCluster(slurm, None), tasks, most)
+    assert [len(job) for job in jobs] == sizes
+    trials_of_jobs = [{task.trial_id for task in job} for job in jobs]
+    assert sum(map(len, trials_of_jobs)) == 3, "no trial is in two arrays"
+
+
+def test_an_array_of_trials_does_the_runs_of_an_element_in_turn(array: Array) -> None:
+    array.context = dataclasses.replace(array.context, slurm=SlurmSection(jobs="trial-array"))
+    array.run([0])
     assert array.done == [0, 1, 2]

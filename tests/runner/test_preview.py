@@ -71,6 +71,33 @@ def printed(found: Plan, estimate: PlanEstimate, width: int = 120) -> str:
     return "\n".join(line.plain for line in lines(plan_document(found, estimate), width, verbose=True))
 
 
+def test_commands_have_the_container_in_which_ranks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of jobs that are only submitted, whose hosts nobody knows yet."""
+    monkeypatch.chdir(tmp_path)
+    slurm = {
+        "container": "vit.sif",
+        "container_gpus": "amd",
+        "container_mounts": ["/data:/data:ro"],
+        "python": "python3",
+    }
+    cluster: dict[str, dict[str, Any]] = {
+        "launch": {"scheduler": "slurm"},
+        "slurm": slurm,
+        "node": {"cores": 4, "gpus": 4},
+        "scaling": {"gpus": [2]},
+    }
+    found = planned(tmp_path, cluster)
+    (trial,) = plan_fields(found)["trials"]
+    (command,) = trial["commands"]
+    words = list(command)
+    assert words[words.index("apptainer") :] == [
+        *("apptainer", "exec", "--rocm", "--bind", "RESULTS:RESULTS", "--bind", f"{tmp_path}:{tmp_path}"),
+        *("--bind", "/data:/data:ro", "--pwd", str(tmp_path), "vit.sif"),
+        *("python3", "-P", "-m", "vitscale.worker", "RESULTS/runs/TRIAL"),
+    ]
+    assert " apptainer exec --rocm " in " ".join(line.plain for line in lines(plan_document(found), 1000, verbose=True))
+
+
 def test_times_come_from_results_of_the_same_work(tmp_path: Path, results: Path) -> None:
     found = planned(tmp_path)
     expected = expectations(found, results)

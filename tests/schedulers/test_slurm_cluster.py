@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
 from launching import launch, world
 from vitscale.errors import RequestError
+from vitscale.launchers.base import Spawn
 from vitscale.launchers.srun import Srun
+from vitscale.launchers.torchrun import Torchrun
 from vitscale.schedulers import Placement, described, slurm, slurm_cluster
 from vitscale.schedulers.base import Cause, SchedulerError, SchedulerSilentError
 from vitscale.schedulers.slurm_cluster import SlurmCluster
@@ -57,6 +60,51 @@ def test_hosts_are_known_only_in_the_job_and_nothing_starts_here() -> None:
     assert scheduler.adapt(made).commands == made.commands
     assert not isinstance(scheduler, Placement)
     assert not hasattr(scheduler, "start")
+
+
+APPTAINER = ["apptainer", "exec", "--rocm", "--bind", "RESULTS:RESULTS", "--bind", "/work:/work"]
+"""Up to the working directory."""
+
+
+def test_commands_are_shown_with_the_container_and_the_options() -> None:
+    slurm = SlurmSection(python="python3", container="vit.sif", container_gpus="amd", srun_options=["--cpu-bind=cores"])
+    run = Path("RESULTS/runs/TRIAL")
+    spawn = Spawn((("python3", "-P", "-m", "vitscale.worker", str(run)),), run, cwd=Path("/work"))
+    (command,) = SlurmCluster(slurm, NODE).adapt(Srun().launch(world(2, 2), spawn)).commands
+    assert list(command) == [
+        *("srun", "--job-name=TRIAL", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--distribution=block"),
+        *("--overlap", "--mpi=none", "--export=ALL", "--kill-on-bad-exit=1", "--cpu-bind=cores"),
+        *APPTAINER,
+        *("--pwd", "/work", "vit.sif", "python3", "-P", "-m", "vitscale.worker", str(run)),
+    ]
+
+
+def test_torchrun_on_one_node_is_shown_as_the_step_that_it_is() -> None:
+    run = Path("RESULTS/runs/TRIAL")
+    spawn = Spawn((("python3", "-P", "-m", "vitscale.worker", str(run)),), run, cwd=Path("/work"))
+    cluster = SlurmCluster(SlurmSection(python="python3", container="vit.sif", container_gpus="amd"), NODE)
+    (command,) = cluster.adapt(Torchrun().launch(world(1, 2), spawn)).commands
+    assert list(command) == [
+        *("srun", "--job-name=TRIAL", "--nodes=1", "--ntasks=1", "--overlap", "--cpu-bind=none", "--mpi=none"),
+        "--export=ALL",
+        *APPTAINER,
+        *("--pwd", "/work", "vit.sif", "python3", "-P", "-m", "vitscale.processes.host_agent", str(run), "--"),
+        *("python3", "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=0"),
+        *("-m", "vitscale.worker", str(run)),
+    ]
+
+
+def test_a_world_larger_than_the_nodes_that_are_named_is_refused_as_it_is_planned() -> None:
+    cluster = SlurmCluster(SlurmSection(nodelist="node[1-2]"), NODE)
+    assert cluster.hosts(world(2, 1)) == ()
+    with pytest.raises(RequestError, match="names 2 nodes, and a trial needs 3"):
+        cluster.hosts(world(3, 1))
+
+
+def test_binding_of_each_task_does_not_go_with_one_task_for_all_ranks() -> None:
+    cluster = SlurmCluster(SlurmSection(srun_options=["--cpu-bind=cores"]), NODE)
+    assert "binds each task of srun" in (cluster.refuses("torchrun", world(1, 4)) or "")
+    assert cluster.refuses("srun", world(1, 4)) is None
 
 
 # As `scontrol --oneliner show job` answered (Slurm 22.05), shortened.

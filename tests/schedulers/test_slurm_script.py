@@ -65,7 +65,7 @@ def test_everything_as_an_array() -> None:
         modules=["cuda/12.4", "openmpi"],
         python="/opt/env/bin/python",
         options=["--mail-type=END", "--exclusive", '--comment=it\'s "ours" #1 \\'],
-        setup=["source /etc/profile.d/modules.sh", 'export NCCL_DEBUG="$HOME"'],
+        setup=["source /opt/site/settings.sh", 'export NCCL_DEBUG="$HOME"'],
     )
     assert (
         batch_script(slurm, job(elements=6))
@@ -92,10 +92,18 @@ def test_everything_as_an_array() -> None:
 #SBATCH --exclusive
 #SBATCH --comment="it's \\"ours\\" #1 \\\\"
 
-source /etc/profile.d/modules.sh
+command -v module > /dev/null || source /etc/profile
+vitscale_ends_at() { # code, line; called from deeper where something fails in a sourced file, which may be meant
+  [ "${#BASH_SOURCE[@]}" -eq 2 ] || return 0
+  printf 'vitscale: the job ends: line %s of its script failed with exit code %s: %s\\n' \\
+    "$2" "$1" "$(sed -n "$2p" "$0")"
+  exit "$1"
+}
+trap 'vitscale_ends_at $? $LINENO' ERR
+module load cuda/12.4
+module load openmpi
+source /opt/site/settings.sh
 export NCCL_DEBUG="$HOME"
-module load cuda/12.4 || exit 1
-module load openmpi || exit 1
 exec /opt/env/bin/python -P -m vitscale.runner.job /shared/results vitscale-2x4-0123abcd
 """
     )
@@ -150,12 +158,65 @@ def test_a_hostile_path_and_a_hostile_interpreter() -> None:
         ({"options": ["--nodes=4"]}, "it follows from each trial's world"),
         ({"options": ["--partition=gpu"]}, "say slurm.partition"),
         ({"options": ["--output=here"]}, "vitscale sets it"),
+        ({"options": ["--exclude=node1"], "exclude": "node2"}, "say slurm.exclude"),
+        ({"nodelist": "node1"}, "slurm.nodelist names 1 nodes, and a trial needs 2"),
+        ({"nodelist": "node[1-2]", "exclude": "node1"}, "1 nodes without those of slurm.exclude"),
+        ({"nodelist": "node[1-2"}, "slurm.nodelist is 'node[1-2': no name of a host"),
+        ({"exclude": "$(x)"}, "slurm.exclude is '$(x)': no name of a host"),
+        ({"srun_options": ["--mem=1\n2"]}, "slurm.srun_options[0] is"),
+        ({"sizes": [{"min_nodes": 9, "partition": "a\nb"}]}, "slurm.sizes[0].partition is"),
     ],
 )
 def test_what_cannot_stand_in_a_script(slurm: dict[str, object], part: str) -> None:
     with pytest.raises(RequestError) as caught:
         batch_script(SlurmSection.model_validate(slurm), job())
     assert part in str(caught.value)
+
+
+def options_of(slurm: SlurmSection, *names: str, nodes: int = 2) -> list[str]:
+    """Lines of a script for so many nodes with these options."""
+    script = batch_script(slurm, job(world=World(nodes=nodes, ranks_per_node=4, threads_per_rank=8)))
+    prefixes = tuple(f"#SBATCH --{name}=" for name in names)
+    return [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith(prefixes)]
+
+
+@pytest.mark.parametrize(("nodes", "names"), [(1, "node03"), (2, "node03,node04"), (3, "node03,node04,node9")])
+def test_each_world_takes_the_first_of_the_nodes_that_are_named(nodes: int, names: str) -> None:
+    slurm = SlurmSection(nodelist="node[02-04],node9", exclude="node02,node17")
+    assert options_of(slurm, "nodelist", "exclude", nodes=nodes) == [f"--nodelist={names}", "--exclude=node02,node17"]
+
+
+def test_nodes_to_avoid_alone_and_as_an_option() -> None:
+    assert options_of(SlurmSection(exclude="node[1-2]"), "nodelist", "exclude") == ['--exclude="node[1-2]"']
+    assert options_of(SlurmSection(options=["--exclude=node1"]), "nodelist", "exclude") == ["--exclude=node1"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "options"),
+    [
+        (1, ["--partition=small", "--account=vit", "--time=60"]),
+        (2, ["--partition=standard", "--account=vit", "--time=60"]),
+        (7, ["--partition=standard", "--account=vit", "--time=60"]),
+        (8, ["--partition=large", "--account=vit", "--qos=big", "--time=10"]),
+    ],
+)
+def test_worlds_of_many_nodes_go_to_other_partitions(nodes: int, options: list[str]) -> None:
+    """In whatever order they are given; what an entry leaves out stays."""
+    large = {"min_nodes": 8, "partition": "large", "qos": "big", "time": "10"}
+    slurm = SlurmSection.model_validate(
+        {
+            "partition": "small",
+            "account": "vit",
+            "time": "60",
+            "sizes": [large, {"min_nodes": 2, "partition": "standard"}],
+        }
+    )
+    assert options_of(slurm, "partition", "account", "qos", "time", nodes=nodes) == options
+
+
+def test_the_warning_before_the_end_follows_the_time_of_the_size() -> None:
+    slurm = SlurmSection.model_validate({"time": "60", "sizes": [{"min_nodes": 2, "time": "1"}]})
+    assert "#SBATCH --signal=B:TERM@15\n" in batch_script(slurm, job())
 
 
 def test_a_results_folder_that_slurm_would_misread() -> None:

@@ -9,18 +9,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
+from card_factory import make_card
+from study import quick_tracer
 from vitscale.engines import trace_requests
-from vitscale.study import cards
+from vitscale.study import card_cache, cards, tracer_process, tracers
 from vitscale.study.cards import find_cards
 from vitscale.trial import model_cost
 from vitscale.trial.known_models import KnownModels
+from vitscale.trial.model_card import ModelCard
 from vitscale.trial.model_spec import ModelSpec, resolve
+from vitscale.trial.trace_messages import parse_answer
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 
 DINOV2 = {
@@ -49,10 +53,13 @@ def choosing(num_classes, image_size):
 def ending(num_classes, image_size):
     os._exit(3)
 
-def sleeping(num_classes, image_size):
-    with open(os.path.join(os.path.dirname(__file__), "pids"), "a") as file:
-        file.write(f"{os.getpid()}\\n")
-    time.sleep(600)
+def printing(num_classes, image_size):
+    for descriptor in range(3, 20):
+        try:
+            os.write(descriptor, b"junk\\n")
+        except OSError:
+            pass
+    return linear(num_classes, image_size)
 
 def endless(num_classes, image_size):
     with open(os.path.join(os.path.dirname(__file__), "pids"), "a") as file:
@@ -60,32 +67,52 @@ def endless(num_classes, image_size):
     while True:
         pass
 
-def leaving_a_child(num_classes, image_size):
+def leaving_a_child(num_classes, image_size, name="leaving_a_child"):
     child = subprocess.Popen(["sleep", "600"])
-    with open(os.path.join(os.path.dirname(__file__), "pids"), "a") as file:
+    with open(os.path.join(os.path.dirname(__file__), name), "a") as file:
         file.write(f"{child.pid}\\n")
     return linear(num_classes, image_size)
 
 def ending_with_a_child(num_classes, image_size):
-    leaving_a_child(num_classes, image_size)
+    leaving_a_child(num_classes, image_size, "ending_with_a_child")
     os._exit(3)
 """
+WIDER = FACTORIES.replace("5)", "50)").replace("(5,", "(50,")
+IMPORTING = "from widths import HIDDEN\n" + FACTORIES.replace("5)", "HIDDEN)").replace("(5,", "(HIDDEN,")
+IN_ONE_STUDY = (
+    "choosing", "ending", "absent", "printing", "leaving_a_child", "ending_with_a_child", "linear",
+)  # fmt: skip
 PLANNING = """
 import sys
+from vitscale.study import tracer_process
 from vitscale.study.cards import find_cards
 from vitscale.trial.trial import Trial
+tracer_process._TRACER_MODULE = "study.quick_tracer"
 find_cards({"a": Trial.model_validate_json(sys.argv[1])}, {}, [sys.argv[2]])
 """
+TESTS = Path(__file__).parents[1]
+
+
+def know_nothing(monkeypatch: pytest.MonkeyPatch) -> KnownModels:
+    """Let this process know no card, as another process would begin."""
+    own = KnownModels()
+    for module in (cards, model_cost):
+        monkeypatch.setattr(module, "KNOWN_MODELS", own)
+    return own
 
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> KnownModels:
     """What this test alone knows, and a cache of its own."""
-    own = KnownModels()
-    for module in (cards, model_cost):
-        monkeypatch.setattr(module, "KNOWN_MODELS", own)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return own
+    return know_nothing(monkeypatch)
+
+
+@pytest.fixture
+def quick(known: KnownModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are traced by a stand-in that takes no torch."""
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    monkeypatch.setattr(tracer_process, "_TRACER_MODULE", "study.quick_tracer")
 
 
 def trial(model: ModelSpec, **train: Any) -> Trial:
@@ -100,18 +127,37 @@ def trial(model: ModelSpec, **train: Any) -> Trial:
     )
 
 
+def of_factory(function: str, module: str = "my_models") -> Trial:
+    return trial(ModelSpec(factory=f"{module}:{function}"))
+
+
+def reason_of(known: KnownModels, asked: Trial) -> str:
+    return known.reason(trace_requests.trace_request(asked))
+
+
+def of_the_hub_in(folder: Path) -> Trial:
+    """A trial of a model of the hub's, whose configuration is written into `folder`."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(DINOV2))
+    return trial(ModelSpec(hf=str(folder)))
+
+
 @pytest.fixture
-def factories(tmp_path: Path) -> Callable[[str], Trial]:
-    (tmp_path / "my_models.py").write_text(FACTORIES)
-    return lambda function: trial(ModelSpec(factory=f"my_models:{function}"))
+def of_the_hub(tmp_path: Path) -> Trial:
+    """A trial of a model of the hub's."""
+    return of_the_hub_in(tmp_path / "model")
+
+
+def trace_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracer_process, "_TRACER_MODULE", "no_such_module")
 
 
 def test_a_model_of_the_hub_s_is_traced_once_and_then_kept(
     known: KnownModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(DINOV2))
-    asked = trial(ModelSpec(hf=str(tmp_path / "model")))
+    """Also where its name has characters that end a line elsewhere, and that the locale cannot write."""
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    asked = of_the_hub_in(tmp_path / "mod\x85\u2028èle")
     kept, recomputed = find_cards({"a": asked}, {}, ())
     assert (kept.request.checkpointing, recomputed.request.checkpointing) == (False, True)
     # 4 patches and a class token; a block's two norms, q, k, v, output, two scales and an MLP of 32; mask token frozen.
@@ -123,35 +169,16 @@ def test_a_model_of_the_hub_s_is_traced_once_and_then_kept(
     assert kept.versions.keys() >= {"torch", "transformers", "tracer"}
 
     # From here on nothing can be traced: the second study of this user takes what is kept.
-    monkeypatch.setattr(cards, "_TRACER_MODULE", "no_such_module")
+    trace_nothing(monkeypatch)
     monkeypatch.setattr(cards, "KNOWN_MODELS", KnownModels())
     assert find_cards({"a": asked}, {}, ()) == (kept, recomputed)
 
 
-@pytest.fixture
-def of_the_hub(tmp_path: Path) -> Trial:
-    """A trial of a model of the hub's."""
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(DINOV2))
-    return trial(ModelSpec(hf=str(tmp_path / "model")))
-
-
-def know_nothing(monkeypatch: pytest.MonkeyPatch) -> KnownModels:
-    """Let this process know no card, as another process would begin."""
-    own = KnownModels()
-    monkeypatch.setattr(cards, "KNOWN_MODELS", own)
-    return own
-
-
-def trace_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cards, "_TRACER_MODULE", "no_such_module")
-
-
 def test_a_kept_card_that_is_broken_or_of_another_model_is_traced_again(
-    known: KnownModels, of_the_hub: Trial, monkeypatch: pytest.MonkeyPatch
+    quick: None, of_the_hub: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = trace_requests.trace_request(of_the_hub)
-    path = cards._cached_path(request)
+    path = card_cache.cached_path(request)
     assert path is not None
     path.parent.mkdir(parents=True)
     path.write_text('{"request": 1}')
@@ -162,25 +189,11 @@ def test_a_kept_card_that_is_broken_or_of_another_model_is_traced_again(
     assert card in find_cards({"a": of_the_hub}, {}, ())
 
 
-def test_a_factory_s_card_is_of_the_modules_that_its_module_imports(
-    known: KnownModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "widths.py").write_text("HIDDEN = 5\n")
-    asked = trial(ModelSpec(factory="importing_models:linear"))
-    code = FACTORIES.replace("5)", "HIDDEN)").replace("(5,", "(HIDDEN,")
-    (tmp_path / "importing_models.py").write_text(f"from widths import HIDDEN\n{code}")
-    first, *_ = find_cards({"a": asked}, {"a": "a" * 64}, [str(tmp_path)])
-    (tmp_path / "widths.py").write_text("HIDDEN = 50\n")
-    know_nothing(monkeypatch)
-    second, *_ = find_cards({"a": asked}, {"a": "a" * 64}, [str(tmp_path)])
-    assert (first.parameters, second.parameters) == (3863, 38603)
-
-
 def test_a_card_of_more_than_a_mebibyte_is_kept(
-    known: KnownModels, of_the_hub: Trial, monkeypatch: pytest.MonkeyPatch
+    quick: None, of_the_hub: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = find_cards({"a": of_the_hub}, {}, ())
-    path = cards._cached_path(found[0].request)
+    path = card_cache.cached_path(found[0].request)
     assert path is not None
     path.write_text(path.read_text() + " " * (2 << 20))
     know_nothing(monkeypatch)
@@ -192,7 +205,7 @@ def test_a_user_without_a_home_has_no_cache(of_the_hub: Trial, monkeypatch: pyte
     request = trace_requests.trace_request(of_the_hub)
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    path = cards._cached_path(request)
+    path = card_cache.cached_path(request)
     assert path is not None
     assert path.is_relative_to("/home/me/.cache")
 
@@ -200,42 +213,117 @@ def test_a_user_without_a_home_has_no_cache(of_the_hub: Trial, monkeypatch: pyte
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", no_home)
-    assert cards._cached_path(request) is None
-    assert cards._read_card(request) is None
-    cards._write_card(request, b"{}")
+    assert card_cache.cached_path(request) is None
+    assert card_cache.read_card(request) is None
+    card_cache.write_card(make_card().model_copy(update={"request": request}))
 
 
-def test_a_factory_s_card_is_of_the_bytes_of_its_module(
-    known: KnownModels, factories: Callable[[str], Trial], tmp_path: Path
-) -> None:
-    asked = factories("linear")
-    first, *_ = find_cards({"a": asked}, {"a": "a" * 64}, [str(tmp_path)])
-    assert first.request.model_digest == "a" * 64
-    wider = FACTORIES.replace("5)", "50)").replace("(5,", "(50,")
-    (tmp_path / "my_models.py").write_text(wider)
-    second, *_ = find_cards({"a": asked}, {"a": "b" * 64}, [str(tmp_path)])
+class Studies(NamedTuple):
+    """What two studies found of the same factories, which were changed in between."""
+
+    known: KnownModels
+    """After the first study."""
+    cards: dict[str, ModelCard]
+    """Factory -> its card in the first study."""
+    changed_cards: dict[str, ModelCard]
+    """The same in the second one."""
+    seconds: float
+    """Of the first study."""
+    folder: Path
+    """The modules; and files, named by factories, with the ids of processes that they started."""
+
+
+def by_factory(found: Sequence[ModelCard]) -> dict[str, ModelCard]:
+    return {str(card.request.model.factory): card for card in found}
+
+
+@pytest.fixture(scope="module")
+def studies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Studies]:
+    """Two studies, each of which traces all its models in one process, as long as that lives."""
+    folder = tmp_path_factory.mktemp("factories")
+    (folder / "widths.py").write_text("HIDDEN = 5\n")
+    (folder / "importing_models.py").write_text(IMPORTING)
+    (folder / "my_models.py").write_text(FACTORIES)
+    importing = of_factory("linear", "importing_models")
+    trials = {function: of_factory(function) for function in IN_ONE_STUDY} | {"importing": importing}
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        monkeypatch.setattr(tracers, "PROCESSES", 1)
+        known = know_nothing(monkeypatch)
+        begin = time.monotonic()
+        found = find_cards(trials, dict.fromkeys(trials, "a" * 64), [str(folder)])
+        seconds = time.monotonic() - begin
+        (folder / "widths.py").write_text("HIDDEN = 50\n")
+        (folder / "my_models.py").write_text(WIDER)
+        again = {"linear": trials["linear"], "importing": importing}
+        own = know_nothing(monkeypatch)
+        found_again = find_cards(again, {"linear": "b" * 64, "importing": "a" * 64}, [str(folder)])
+        # What is traced last is what the study trains.
+        assert model_cost.parameters(again["linear"].model) == by_factory(found_again)["my_models:linear"].parameters
+        assert own.reason(trace_requests.trace_request(again["linear"])) == ""
+        yield Studies(known, by_factory(found), by_factory(found_again), seconds, folder)
+
+
+def test_a_factory_s_card_is_of_the_modules_that_its_module_imports(studies: Studies) -> None:
+    factory = "importing_models:linear"
+    first, second = studies.cards[factory], studies.changed_cards[factory]
+    assert first.request == second.request
     assert (first.parameters, second.parameters) == (3863, 38603)
-    assert model_cost.parameters(asked.model) == second.parameters  # what is traced last is what the study trains
 
 
-def test_why_a_model_has_no_card_names_what_stopped_it_and_others_have_theirs(
-    known: KnownModels, factories: Callable[[str], Trial], tmp_path: Path
-) -> None:
-    functions = ("choosing", "ending", "absent", "linear")
-    trials = {function: factories(function) for function in functions}
-    found = find_cards(trials, {}, [str(tmp_path)])
-    assert [card.request.model.factory for card in found] == ["my_models:linear"]
-    reasons = {name: known.reason(trace_requests.trace_request(asked)) for name, asked in trials.items()}
+def test_a_factory_s_card_is_of_the_bytes_of_its_module(studies: Studies) -> None:
+    factory = "my_models:linear"
+    first, second = studies.cards[factory], studies.changed_cards[factory]
+    assert (first.request.model_digest, second.request.model_digest) == ("a" * 64, "b" * 64)
+    assert (first.parameters, second.parameters) == (3863, 38603)
+
+
+def test_why_a_model_has_no_card_names_what_stopped_it_and_others_have_theirs(studies: Studies) -> None:
+    assert studies.cards.keys() == {"my_models:linear", "my_models:leaving_a_child", "importing_models:linear"}
+    reasons = {function: reason_of(studies.known, of_factory(function)) for function in IN_ONE_STUDY}
     assert "nonzero" in reasons["choosing"] or "index" in reasons["choosing"]
     assert reasons["ending"] == "the process that counts models ended: 'exit code 3'"
     assert "no function of that name" in reasons["absent"]
+    assert reasons["printing"] == "the process that counts models gave no card"
     assert reasons["linear"] == ""
 
 
-def written_pids(folder: Path, *, number: int = 1) -> list[int]:
-    """The process ids that factories wrote, once there are so many."""
-    wait_until(lambda: (folder / "pids").exists() and (folder / "pids").read_text().count("\n") >= number)
-    return [int(line) for line in (folder / "pids").read_text().splitlines()]
+@pytest.mark.parametrize("function", ["leaving_a_child", "ending_with_a_child"])
+def test_a_child_that_a_factory_leaves_behind_holds_nothing_up(function: str, studies: Studies) -> None:
+    assert studies.seconds < 600  # as long as the child sleeps
+    assert (f"my_models:{function}" in studies.cards) == (function == "leaving_a_child")
+    pids = written_pids(studies.folder / function)
+    wait_until(lambda: not any(is_running(pid) for pid in pids))
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        ("junk_then_answer", "the process that counts models gave no card"),
+        ("answer_to_another", "the process that counts models answered another request"),
+        ("card_of_another", "the process that counts models answered another request"),
+        ("answer_then_junk", ""),
+        ("answer_twice", ""),
+    ],
+)
+def test_a_line_that_is_no_answer_leaves_the_answers_to_other_requests_right(
+    function: str, reason: str, quick: None, known: KnownModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracers, "PROCESSES", 1)  # which all models share
+    trials = {name: of_factory(name) for name in ("before", function, "behind", "last")}
+    found = find_cards(trials, {}, ())
+    assert all(card == quick_tracer.card_of(card.request) for card in found)
+    with_cards = trials.keys() - ({function} if reason else set())
+    assert by_factory(found).keys() == {f"my_models:{name}" for name in with_cards}
+    assert len(found) == 2 * len(with_cards)  # with activations kept, and computed again
+    reasons = {name: reason_of(known, asked) for name, asked in trials.items()}
+    assert reasons == dict.fromkeys(trials, "") | {function: reason}
+
+
+def written_pids(file: Path, *, number: int = 1) -> list[int]:
+    """The process ids that a file has, once there are so many."""
+    wait_until(lambda: file.exists() and file.read_text().count("\n") >= number)
+    return [int(line) for line in file.read_text().splitlines()]
 
 
 def wait_until(condition: Callable[[], bool], *, seconds: float = 60) -> None:
@@ -254,58 +342,46 @@ def is_running(process_id: int) -> bool:
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
-@pytest.mark.parametrize("function", ["leaving_a_child", "ending_with_a_child"])
-def test_a_child_that_a_factory_leaves_behind_holds_nothing_up(
-    function: str, known: KnownModels, factories: Callable[[str], Trial], tmp_path: Path
+def test_a_model_that_sleeps_is_not_tried_again(
+    quick: None, known: KnownModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = factories(function)
-    begin = time.monotonic()
-    found = find_cards({"a": asked}, {}, [str(tmp_path)])
-    assert time.monotonic() - begin < 100
-    assert len(found) == (function == "leaving_a_child")
-    pids = written_pids(tmp_path)
-    wait_until(lambda: not any(is_running(pid) for pid in pids))
+    monkeypatch.setattr(tracer_process, "_LONGEST_TRACE_SECONDS", 3)
+    monkeypatch.setattr(tracer_process, "_LONGEST_IMPORT_SECONDS", 0)
+    is_not_tried_again(of_factory("sleeping"), "counting this model took longer than 3 s", known, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("function", "reason"),
-    [
-        ("sleeping", "counting this model took longer than 3 s"),
-        ("endless", "counting the model took longer than 3 CPU seconds"),
-    ],
-)
-def test_a_model_that_takes_too_long_is_not_tried_again(
-    function: str,
-    reason: str,
-    known: KnownModels,
-    factories: Callable[[str], Trial],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_model_that_computes_too_long_is_not_tried_again(
+    known: KnownModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cards, "_LONGEST_TRACE_SECONDS", 3)
-    monkeypatch.setattr(cards, "_LONGEST_IMPORT_SECONDS", 12 if function == "sleeping" else 60)
-    slow = factories(function)
-    sizes = (8, 12, 16, 24)
+    (tmp_path / "my_models.py").write_text(FACTORIES)
+    monkeypatch.setattr(tracers, "PROCESSES", 1)
+    monkeypatch.setattr(tracer_process, "_LONGEST_TRACE_SECONDS", 1)
+    monkeypatch.setattr(tracer_process, "_LONGEST_IMPORT_SECONDS", 120)
+    is_not_tried_again(of_factory("endless"), "counting the model took longer than 1 CPU seconds", known, tmp_path)
+
+
+def is_not_tried_again(slow: Trial, reason: str, known: KnownModels, folder: Path) -> None:
+    """In none of its sizes."""
     trials = {
         str(size): slow.model_copy(update={"model": slow.model.model_copy(update={"image_size": size})})
-        for size in sizes
+        for size in (8, 12, 16, 24)
     }
-    assert find_cards(trials, {}, [str(tmp_path)]) == ()
-    requests = [trace_requests.trace_request(asked) for asked in trials.values()]
-    assert {known.reason(request) for request in requests} == {reason}
-    pids = (tmp_path / "pids").read_text().splitlines() if (tmp_path / "pids").exists() else []  # imports may be slow
+    assert find_cards(trials, {}, [str(folder)]) == ()
+    assert {reason_of(known, asked) for asked in trials.values()} == {reason}
+    pids = written_pids(folder / "pids") if (folder / "pids").exists() else []  # imports may be slow
     assert len(pids) <= 2 * 2  # of one size by each process; where building on meta is stopped, it is tried on the CPU
-    assert not any(is_running(int(pid)) for pid in pids)
+    assert not any(is_running(pid) for pid in pids)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_plan_that_is_stopped_leaves_no_tracer_behind(
-    number: signal.Signals, factories: Callable[[str], Trial], tmp_path: Path
-) -> None:
-    arguments = [factories("sleeping").model_dump_json(), str(tmp_path)]
-    planning = subprocess.Popen([sys.executable, "-c", PLANNING, *arguments], stderr=subprocess.DEVNULL)
+def test_a_plan_that_is_stopped_leaves_no_tracer_behind(number: signal.Signals, tmp_path: Path) -> None:
+    arguments = [of_factory("sleeping").model_dump_json(), str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(TESTS)}
+    planning = subprocess.Popen(
+        [sys.executable, "-c", PLANNING, *arguments], stderr=subprocess.DEVNULL, env=environment
+    )
     try:
-        pids = written_pids(tmp_path, number=2)  # with activations kept, and computed again
+        pids = written_pids(tmp_path / "pids", number=2)  # with activations kept, and computed again
         planning.send_signal(number)
         planning.wait(20)
         wait_until(lambda: not any(is_running(pid) for pid in pids))
@@ -315,7 +391,7 @@ def test_a_plan_that_is_stopped_leaves_no_tracer_behind(
 
 
 def test_a_known_card_of_other_versions_is_traced_again(
-    known: KnownModels, of_the_hub: Trial, monkeypatch: pytest.MonkeyPatch
+    quick: None, of_the_hub: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, recomputed = find_cards({"a": of_the_hub}, {}, ())
     for versions in ({"tracer": "0"}, {"torch": "1.0"}):
@@ -337,16 +413,14 @@ def test_a_known_card_of_other_versions_is_traced_again(
     assert find_cards({"a": of_the_hub}, {}, ()) == (stranger_s,)  # there is no torch to trace with
 
 
-def test_a_factory_s_card_is_known_from_this_process_alone(
-    known: KnownModels, factories: Callable[[str], Trial], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = factories("linear")
-    (card,) = find_cards({"a": asked}, {}, [str(tmp_path)])
+def test_a_factory_s_card_is_known_from_this_process_alone(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = of_factory("linear")
+    card, recomputed = find_cards({"a": asked}, {}, ())
     own = know_nothing(monkeypatch)
     own.put(card.model_copy(update={"frozen_elements": 10**9}))
-    assert find_cards({"a": asked}, {}, [str(tmp_path)]) == (card,)
+    assert find_cards({"a": asked}, {}, ()) == (card, recomputed)
     trace_nothing(monkeypatch)
-    assert find_cards({"a": asked}, {}, [str(tmp_path)]) == (card,)
+    assert find_cards({"a": asked}, {}, ()) == (card, recomputed)
 
 
 @pytest.mark.parametrize(("machine_gib", "trace_gib"), [(16, 4), (64, 8)])
@@ -355,33 +429,22 @@ def test_traces_side_by_side_take_no_more_than_half_of_the_machine_s_memory(
 ) -> None:
     values = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": (machine_gib << 30) // 4096}
     monkeypatch.setattr(os, "sysconf", values.__getitem__)
-    assert cards._memory_limit_bytes() == trace_gib << 30
+    assert tracer_process._memory_limit_bytes() == trace_gib << 30
 
 
-def test_an_answer_may_have_characters_that_end_a_line_elsewhere(
-    known: KnownModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "mod\x85\u2028èle"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(DINOV2))
-    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
-    assert len(find_cards({"a": trial(ModelSpec(hf=str(folder)))}, {}, ())) == 2
-
-
-def test_an_error_without_words_is_no_card() -> None:
-    request = trace_requests.trace_request(trial(ModelSpec(name="vit-ti16")))
-    assert cards._take_answer(request, b'{"error": ""}') == "the process that counts models gave no card"
+@pytest.mark.parametrize("error", [{"reason": ""}, "", "a text", {}, None])
+def test_an_error_without_words_is_no_card(error: object) -> None:
+    line = json.dumps({"request_id": 1, "error": error}).encode()
+    assert parse_answer(line) is None
 
 
 def test_named_models_and_scripts_need_none(known: KnownModels, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cards, "_TRACER_MODULE", "no_such_module")
+    trace_nothing(monkeypatch)
     assert find_cards({"a": trial(ModelSpec(name="vit-ti16"))}, {}, ()) == ()
 
 
-def test_without_torch_the_reason_says_where_to_plan(
-    known: KnownModels, factories: Callable[[str], Trial], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_torch_the_reason_says_where_to_plan(known: KnownModels, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    asked = factories("linear")
+    asked = of_factory("linear")
     assert find_cards({"a": asked}, {}, ()) == ()
-    assert "plan on the machine that trains" in known.reason(trace_requests.trace_request(asked))
+    assert "plan on the machine that trains" in reason_of(known, asked)

@@ -131,6 +131,14 @@ def test_an_unknown_key_is_named_with_the_nearest(tmp_path: Path, section: str, 
     assert f"Did you mean '{suggestion}'?" in message
 
 
+def test_an_unknown_key_of_a_table_in_a_list_is_named_with_that_tables_keys(tmp_path: Path) -> None:
+    path = write_study(tmp_path)
+    path.write_text(path.read_text() + '[[slurm.sizes]]\nmin_nodes = 2\npartitions = "x"\n')
+    message = refusal(path)
+    assert "unknown key 'partitions' in [slurm.sizes]. Did you mean 'partition'?" in message
+    assert "Valid: account, constraint, min_nodes, partition, qos, reservation, time." in message
+
+
 def test_an_unknown_section_is_named_with_the_nearest(tmp_path: Path) -> None:
     message = refusal(write_study(tmp_path, {"messure": {"steps": 1}}))
     assert "unknown key 'messure' at the top level" in message

@@ -47,9 +47,9 @@ def test_ranks_of_one_model_take_the_same_images(tmp_path: Path) -> None:
     assert {one.group for one in messages(last) or ()} == {"replicas", "tensor"}
     assert {one.group for one in messages(whole) or ()} == {"replicas"}
     # What is not known of it is not told.
-    unknown = last.model_copy(update={"train": last.train.model_copy(update={"offload": "parameters"})})
+    unknown = last.model_copy(update={"train": last.train.model_copy(update={"optimizer": "deepspeed_config"})})
     assert forecast(unknown) is None
-    assert "offloading" in unavailable(unknown)
+    assert "the states of" in unavailable(unknown)
     assert "hold parts of the gradient" in str(why_no_gradient_norms(last))
 
 
@@ -102,6 +102,46 @@ def test_splits_are_swept_and_named(tmp_path: Path) -> None:
     assert [found.trials[curve.points[0].trial_id].layout.data for curve in found.curves] == [4, 2, 2, 1]
     (plain,) = study(tmp_path, {}, scaling={"gpus": [4]}, model={"heads": 12}).trials
     assert found.curves[0].points[0].trial_id == plain
+
+
+def test_replicas_are_swept_and_named(tmp_path: Path) -> None:
+    """No rank shares a model by them; one replica is the trial that it was before there were any."""
+    swept = {"parallel.replicate": [1, 2, 4]}
+    found = study(tmp_path, {}, sweep=swept, scaling={"gpus": [1, 2, 4]})
+    names = [curve_name(curve.labels, found.trials[curve.points[-1].trial_id]) for curve in found.curves]
+    assert names == ["fsdp2, replicas 1", "fsdp2, replicas 2", "fsdp2, replicas 4"]
+    assert [[point.gpus for point in curve.points] for curve in found.curves] == [[1, 2, 4], [2, 4], [4]]
+    of_four = [found.trials[curve.points[-1].trial_id] for curve in found.curves]
+    assert [(trial.layout.data, trial.layout.sharding_ranks, trial.global_batch) for trial in of_four] == [
+        (4, 4, 4 * 32), (4, 2, 4 * 32), (4, 1, 4 * 32),
+    ]  # fmt: skip
+    assert trial_name(of_four[1]) == "fsdp2 on 4 ranks, replicas 2"
+    (plain,) = study(tmp_path, {}, scaling={"gpus": [4]}).trials
+    assert found.curves[0].points[-1].trial_id == plain
+
+
+def test_replicas_under_accelerate_are_those_of_what_it_wraps(tmp_path: Path) -> None:
+    of_four = replace(EIGHT_CORES, gpus=gpus(4))
+
+    def own(replicas: int, backend: str) -> Trial:
+        given: dict[str, dict[str, Any]] = {
+            "model": MODEL, "train": {"engine": "accelerate", "accelerate_backend": backend},
+            "scaling": {"gpus": [4]}, "parallel": {"replicate": replicas},
+        }  # fmt: skip
+        (trial,) = expanded(tmp_path, given, of_four).trials.values()
+        return trial
+
+    assert own(2, "fsdp2").layout.sharding_ranks == 2
+    with pytest.raises(RequestError, match=r"not taken by train.engine = 'accelerate' with accelerate_backend = 'ddp'"):
+        own(2, "ddp")
+    with pytest.raises(RequestError, match=r"leaves replicas of one rank, which train\.engine = 'accelerate' does not"):
+        own(4, "fsdp2")
+
+
+def test_replicas_beside_no_engine_are_told_how_to_be_swept(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"has no replicas, and parallel.replicate = 2\. To sweep") as refused:
+        study(tmp_path, {"replicate": 2}, sweep={"train.engine": ["none", "fsdp2"]}, scaling={"gpus": [1, 2]})
+    assert '{ engine = "fsdp2", "parallel.replicate" = 2 }' in str(refused.value)
 
 
 def test_counts_below_a_swept_split_are_those_of_other_points(tmp_path: Path) -> None:
@@ -316,6 +356,27 @@ def test_tensor_ranks_of_megatron_core(tmp_path: Path, monkeypatch: pytest.Monke
             },
             ["parallel.pipeline = 2 x parallel.sequence = 2 do not go together for swinv2-b with model.task = 'segm"],
         ),
+        (
+            {"replicate": 4}, {"scaling": {"gpus": [4, 6]}},
+            ["parallel.replicate = 4 does not divide scaling.gpus = 6", "Valid: replicate = 3 or 6", "gpus to 4 or 8"],
+        ),
+        (
+            {"replicate": 8}, {"scaling": {"gpus": [4]}},
+            ["parallel.replicate = 8 does not divide scaling.gpus = 4", "Valid: replicate = 4", "gpus to 8"],
+        ),
+        (
+            {"replicate": 2}, {"train": {"engine": "ddp"}},
+            ["parallel.replicate = 2 is not taken by train.engine = 'ddp'", "Valid: train.engine = 'fsdp2'."],
+        ),
+        (
+            {"replicate": 2}, {"train": {"engine": "deepspeed", "zero_stage": 3}},
+            ["parallel.replicate = 2 is not taken by train.engine = 'deepspeed' with zero_stage = 3"],
+        ),
+        (
+            {"replicate": 2, "tensor": 2}, {"scaling": {"gpus": [4]}},
+            ["parallel.replicate = 2 does not go with parallel.tensor = 2", "has not been tried together"],
+        ),
+        ({"replicate": 0}, {}, ["parallel.replicate is 0"]),
         ({"tensor": 0}, {}, ["parallel.tensor is 0"]),
         ({"tensors": 2}, {}, ["unknown key 'tensors' in [parallel]", "Did you mean 'tensor'?"]),
     ],

@@ -98,13 +98,13 @@ def test_what_is_traced_now_takes_the_place_of_what_was_known(known: KnownModels
 def test_why_there_is_no_card_is_remembered(known: KnownModels) -> None:
     request = make_card().request
     assert known.reason(request) == ""
-    known.put_reason(request, "aten::nonzero needs values")
+    known.replace_with_reason(request, "aten::nonzero needs values")
     assert known.reason(request.model_copy(update={"model_digest": OTHER_DIGEST})) == "aten::nonzero needs values"
 
 
 def test_a_card_ends_the_reason_why_there_was_none(known: KnownModels) -> None:
     card = make_card()
-    known.put_reason(card.request, "aten::nonzero needs values")
+    known.replace_with_reason(card.request, "aten::nonzero needs values")
     known.put(card)
     assert known.reason(card.request) == ""
 

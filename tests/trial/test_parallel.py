@@ -47,6 +47,38 @@ def test_ranks_that_do_not_divide_are_none() -> None:
         RankLayout.of(6, ParallelSpec(tensor=2, sequence=2))
 
 
+def test_replicas_by_hand() -> None:
+    """Eight ranks in two replicas of four: neighbours shard one, and every fourth rank holds the same shard."""
+    layout = RankLayout.of(8, ParallelSpec(replicate=2))
+    assert (layout.data, layout.replicas, layout.replicate, layout.sharding_ranks) == (8, 8, 2, 4)
+    assert (layout.sharding_group(6), layout.replication_group(6)) == ((4, 5, 6, 7), (2, 6))
+    assert layout.groups_in_words(6) == "sharding 4+5+6+7, replication 2+6"
+    assert layout.exchanges_in_groups
+    for replicas, ranks in ((1, 8), (8, 1)):  # one group is all ranks, the other each rank for itself
+        whole = RankLayout.of(8, ParallelSpec(replicate=replicas))
+        assert (whole.sharding_ranks, whole.exchanges_in_groups, whole.groups_in_words(6)) == (ranks, False, "")
+    with pytest.raises(ValueError, match="6 ranks do not divide into 4 equal replicas"):
+        RankLayout.of(6, ParallelSpec(replicate=4))
+
+
+@given(replicas=COUNTS, sharding=COUNTS, sequence=COUNTS, tensor=COUNTS, pipeline=COUNTS)
+def test_every_rank_has_a_place_in_its_replica(
+    replicas: int, sharding: int, sequence: int, tensor: int, pipeline: int
+) -> None:
+    """A rank alone is in both its sharding and its replication group; over the sharding groups of the latter its
+    gradients are averaged."""
+    parallel = ParallelSpec(tensor=tensor, sequence=sequence, pipeline=pipeline, replicate=replicas)
+    layout = RankLayout.of(parallel.least_ranks * sharding, parallel)
+    assert layout.sharding_ranks * replicas == layout.replicas
+    for rank in {0, layout.ranks // 2, layout.ranks - 1}:
+        own_shards, own_copies = layout.sharding_group(rank), layout.replication_group(rank)
+        assert (len(own_shards), len(own_copies)) == (layout.sharding_ranks, replicas)
+        assert {*own_shards} & {*own_copies} == {rank}
+        averaged = {other for holder in own_copies for other in layout.sharding_group(holder)}
+        (group,) = [ranks for ranks in layout.groups("data", "sequence") if rank in ranks]
+        assert averaged == {*group}
+
+
 def test_the_bubble_by_hand() -> None:
     """Four ranks and eight micro-batches: three of eleven times; with two stages each, three of nineteen."""
     assert ParallelSpec(pipeline=4).bubble_share(8) == pytest.approx(3 / 11)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -22,7 +26,9 @@ PLACE = RankInfo(rank=0, world_size=2, local_rank=0, launch_seconds=None)
 
 @pytest.fixture(autouse=True)
 def no_group_left() -> Iterator[None]:
+    limits = {name: getattr(distributed_c10d, name) for name in ("default_pg_timeout", "default_pg_nccl_timeout")}
     yield
+    vars(distributed_c10d).update(limits)
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -73,6 +79,51 @@ def test_what_is_told_is_the_backend_of_the_devices(
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: calls.append(backend))
     assert group.join(PLACE, torch.device(device), gradients_on_host=on_host) == told
     assert calls == [asked]
+
+
+def test_a_group_waits_longer_than_who_watches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[timedelta | None] = []
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, timeout, **__: limits.append(timeout))
+    for silence_seconds in (None, 1800.0, 1e300):
+        group.join(PLACE, torch.device("cuda", 0), silence_seconds=silence_seconds)
+    assert limits == [None, timedelta(seconds=1860), timedelta(days=30)]
+
+
+def test_groups_that_engines_make_have_the_same_limit() -> None:
+    alone = RankInfo(rank=0, world_size=1, local_rank=0, launch_seconds=None)
+    group.join(alone, torch.device("cpu"), silence_seconds=1000.0)
+    for own in (dist.group.WORLD, dist.new_group([0])):
+        options = own._get_backend(torch.device("cpu")).options  # type: ignore[union-attr]
+        assert options._timeout == timedelta(seconds=1060)
+
+
+def test_ranks_meet_on_the_host_or_say_that_not_all_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+    monkeypatch.setattr(distributed_c10d, "_get_default_store", lambda: store)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    assert not group.meet_on_host("matmul", 0.01)
+    assert group.meet_on_host("matmul", 0.01), "the second to come finds the first"
+    assert not group.meet_on_host("compute", 0.01)
+
+
+@pytest.mark.parametrize(("visible", "number"), [(1, 0), (2, 1), (4, 3)])
+def test_libraries_take_the_device_that_a_rank_was_given(
+    monkeypatch: pytest.MonkeyPatch, visible: int, number: int
+) -> None:
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.delenv("OMPI_COMM_WORLD_LOCAL_RANK", raising=False)
+    rank = RankInfo(rank=7, world_size=8, local_rank=3, launch_seconds=None)
+    assert group.device_of("cuda", rank) == chosen[0] == torch.device("cuda", number)
+    assert os.environ["LOCAL_RANK"] == str(number)
+    assert "OMPI_COMM_WORLD_LOCAL_RANK" not in os.environ
+    # Under Open MPI DeepSpeed refuses to begin where the two differ.
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "3")
+    group.device_of("cuda", rank)
+    assert os.environ["OMPI_COMM_WORLD_LOCAL_RANK"] == str(number)
+    group.device_of("cpu", rank)
 
 
 def test_a_gpu_that_torch_does_not_see_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

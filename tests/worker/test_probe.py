@@ -919,7 +919,7 @@ class Told:
     def pause(self):
         return contextlib.nullcontext()
 
-    def describe(self, *_):
+    def describe(self, *_, **__):
         pass
 
 

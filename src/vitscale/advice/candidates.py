@@ -15,7 +15,7 @@ from itertools import compress, product
 from typing import TYPE_CHECKING, NamedTuple
 
 from vitscale.advice.comparable_series import ComparableSeries, measured_micro_batches
-from vitscale.engines import of_engine
+from vitscale.engines import of_engine, wrapper_facts
 from vitscale.engines.checks import check, computation
 from vitscale.engines.variants import PROPOSED, EngineVariant
 from vitscale.errors import RequestError
@@ -184,7 +184,7 @@ def candidates(
     """Return every combination of engine variant, micro-batch, accumulation, checkpointing and rank count.
 
     What was measured at one of the rank counts is among them. Each rank has a model of its own, else see
-    `shared_model_candidates`.
+    `shared_model_candidates`. An engine that takes replicas has one over all ranks, and one on each of several hosts.
 
     Args:
         comparable: the series to advise about.
@@ -205,9 +205,13 @@ def candidates(
         for variant in variants:
             if of_engine(variant.engine).alone and gpus > 1:
                 continue
-            for (micro_batch, accum), keeps in keeps_by_batch.items():
-                for checkpointing in trainable.checkpointing_options(micro_batch, accum):
-                    combinations.append(Candidate(gpus, per_node, variant, micro_batch, accum, checkpointing))
+            for parallel, (batch, keeps) in product(
+                _possible_replicas(comparable.trial.train, variant, RankCount(gpus, per_node)), keeps_by_batch.items()
+            ):
+                for checkpointing in trainable.checkpointing_options(*batch):
+                    combinations.append(
+                        Candidate(gpus, per_node, variant, *batch, checkpointing, instance=None, parallel=parallel)
+                    )
                     keeps_by_policy.append(keeps)
 
     measured = _measured_candidates(comparable, trainable, dict(counts), hosts_given)
@@ -219,6 +223,19 @@ def candidates(
     combinations += sorted(other_measured, key=_pair_order)
     keeps_batch += [True] * len(other_measured)
     return Candidates(tuple(combinations), tuple(keeps_batch), refused, tuple(indivisible))
+
+
+def _possible_replicas(train: TrainSpec, variant: EngineVariant, count: RankCount) -> tuple[ParallelSpec, ...]:
+    """Return [parallel] with the replicas to choose from: one over all ranks, and one on each host.
+
+    Within a host shards are gathered over its fast links, and only gradients of shards travel between hosts. Only the
+    former where the engine takes no replicas, or there is one host, or one rank on each.
+    """
+    hosts = count.gpus // count.ranks_per_node
+    takes_replicas = wrapper_facts(with_variant(train, variant)).replicates
+    if not takes_replicas or hosts == 1 or count.ranks_per_node == 1:
+        return (NO_SPLIT,)
+    return (NO_SPLIT, ParallelSpec(replicate=hosts))
 
 
 def _keeps_by_batch(shares: Iterable[int], micro_batches: Sequence[int]) -> dict[_Batch, bool]:
@@ -417,7 +434,7 @@ def _fits_hosts(parallel: ParallelSpec, gpus: int, ranks_per_node: int) -> bool:
     Groups that are larger than a host always fit.
     """
     ranks_of_group_on_host = min(ranks_per_node, parallel.tensor)
-    return gpus % parallel.ranks_per_model == 0 and ranks_per_node % ranks_of_group_on_host == 0
+    return gpus % parallel.least_ranks == 0 and ranks_per_node % ranks_of_group_on_host == 0
 
 
 def _is_refused(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) -> bool:

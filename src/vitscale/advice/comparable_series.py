@@ -62,6 +62,15 @@ class ComparableSeries:
         """The engines of the members, each with its options for distributing training (deepspeed ZeRO-2)."""
         return frozenset(_variant(series) for series in self.members)
 
+    def has_trained(self, candidate: Candidate) -> bool:
+        """Return whether any member has a candidate's engine variant, with replicas if the candidate has any."""
+        return (candidate.variant, candidate.parallel.replicate > 1) in self._trained
+
+    @cached_property
+    def _trained(self) -> frozenset[tuple[EngineVariant, bool]]:
+        """Each member's engine variant, and whether it has replicas."""
+        return frozenset((_variant(series), _largest_trial(series).parallel.replicate > 1) for series in self.members)
+
     def nearest(self, candidate: Candidate) -> Series:
         """Return the member from which a candidate is worked out; the reference where none has its engine variant.
 
@@ -84,7 +93,7 @@ class _Distance(NamedTuple):
     """How far a series is from a candidate, the weightiest difference first."""
 
     other_split: bool
-    """Whether its ranks share a model in another way."""
+    """Whether its ranks share a model in another way, or shard other replicas."""
     other_policy: bool
     """Whether its batch policy is not the reference's."""
     micro_batch: float

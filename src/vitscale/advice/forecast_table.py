@@ -222,10 +222,10 @@ def _rough_forecast_of_all(
     needless = _needless_checkpointing(
         combinations, forecast.oom_chance, comparable.trial.train.activation_checkpointing
     )
-    measured = np.array([candidate.variant in comparable.variants for candidate in combinations], dtype=bool)
+    measured = np.array([comparable.has_trained(candidate) for candidate in combinations], dtype=bool)
     kinds = [
-        (candidate.variant, candidate.gpus, bool(keeps), bool(is_large), candidate.instance)
-        for candidate, keeps, is_large in zip(combinations, keeps_batch, large_batch, strict=True)
+        (candidate.variant, candidate.parallel.replicate, candidate.gpus, keeps, is_large, candidate.instance)
+        for candidate, keeps, is_large in zip(combinations, keeps_batch.tolist(), large_batch.tolist(), strict=True)
     ]
     # Of an unmeasured engine only the best contends: a hint, not an answer.
     times_the_best = np.where(measured, _MOST_TIMES_THE_BEST, 1.0)

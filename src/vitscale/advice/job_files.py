@@ -3,6 +3,9 @@
 On several hosts both do what a person at a terminal would: the first host runs `vitscale run` with a hostfile of all,
 reaches the others by ssh, and all see one folder. What nobody here can know (an image, a volume, keys) has a name that
 is to be replaced. vitscale itself comes from a wheel that lies beside the file, of the package that wrote it.
+
+A JobSet leaves its results in the volume, in a folder of the study's name, and decoded data beside it. Applied again,
+it goes on where it was cut off, as `vitscale run` does.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ _ACCELERATORS = (
     (r"V100.*32 ?G", "V100-32GB"), (r"V100", "V100"), (r"P100", "P100"), (r"T4", "T4"), (r"RTX.*4090", "RTX4090"),
 )  # fmt: skip
 """(pattern of a GPU's name as its driver reports it, SkyPilot's name from `sky gpus list`); the first match counts."""
+_AMD_NAME = re.compile(r"\b(AMD|Radeon|Instinct|MI\d{3}[AX]?)\b", re.IGNORECASE)
+"""Name of a GPU of AMD's, as its driver or a provider's table gives it: "AMD Instinct MI300X", "MI250X"."""
 _STUDY_END = "END_OF_STUDY"
 """No line of a study file is this: each is a comment, a section or `key = value`."""
 
@@ -48,6 +53,12 @@ class _AdvisedStudy(NamedTuple):
     def ranks_per_host(self) -> int:
         """Ranks on each host, and so GPUs, if they train on GPUs."""
         return self.option.candidate.ranks_per_node
+
+    @property
+    def gpu_name(self) -> str:
+        """Name of the GPU that it trains on, as its driver or the table of instances gives it; empty where unknown."""
+        instance = self.option.candidate.instance
+        return instance.gpu.name if instance is not None else next(iter(self.devices), "")
 
     @property
     def cores_per_host(self) -> int:
@@ -109,9 +120,7 @@ def _sky_resources(advised: _AdvisedStudy) -> dict[str, Any]:
     """Return the cores and GPUs of a host, in SkyPilot's words; the user is to replace a GPU without a name there."""
     resources = {"cpus": f"{advised.cores_per_host}+"}
     if advised.trial.train.device == "cuda":
-        instance = advised.option.candidate.instance
-        gpu_name = instance.gpu.name if instance is not None else next(iter(advised.devices), "")
-        matches = [sky_name for pattern, sky_name in _ACCELERATORS if re.search(pattern, gpu_name)]
+        matches = [sky_name for pattern, sky_name in _ACCELERATORS if re.search(pattern, advised.gpu_name)]
         accelerator = matches[0] if matches else "REPLACE-BY-A-GPU"
         resources["accelerators"] = f"{accelerator}:{advised.ranks_per_host}"
     return resources
@@ -121,6 +130,19 @@ _FIRST_JOB = "first"
 """Name of the job in a JobSet whose one pod runs `vitscale run`."""
 _OTHER_JOB = "others"
 """Name of the job in a JobSet whose pods serve ssh, by which the first one starts their ranks."""
+_SERVE_SSH = (
+    "mkdir -p /run/sshd && ssh-keygen -A && "
+    # The folder of a secret may be written to by all, as far as its mode says, and sshd would not read keys in it.
+    "exec /usr/sbin/sshd -D -e -o StrictModes=no"
+)
+"""Shell command of a pod that serves ssh."""
+_WAIT_FOR_HOSTS = (
+    "for host in $(tail -n +2 /study/hosts | cut -d ' ' -f 1); do "
+    'until ssh -o BatchMode=yes -o ConnectTimeout=5 "$host" true; do sleep 2; done; done'
+)
+"""Shell command that ends once every host after the first one answers by ssh: pods start in any order."""
+_SSH_CONFIG_FILE = "ssh_config"
+"""Key of the ConfigMap with the settings of ssh towards the set's own pods."""
 
 
 def _job_set(advised: _AdvisedStudy) -> str:
@@ -131,7 +153,7 @@ def _job_set(advised: _AdvisedStudy) -> str:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": _config_map_name(name)},
-        "data": {"study.toml": advised.text, "hosts": hostfile},
+        "data": {"study.toml": advised.text, "hosts": hostfile} | _ssh_config(advised, name),
     }
     job_set = {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -146,6 +168,18 @@ def _job_set(advised: _AdvisedStudy) -> str:
         },
     }
     return _yaml_file(_job_set_instructions(advised), config_map, job_set)
+
+
+def _ssh_config(advised: _AdvisedStudy, job_set: str) -> dict[str, str]:
+    """Return the settings of ssh towards a JobSet's pods, by key of the ConfigMap; none for one host.
+
+    Each pod has a new host key, which nobody could know before, and the folder of known hosts is a secret's, read-only.
+    """
+    if not advised.has_several_hosts:
+        return {}
+    settings = ("StrictHostKeyChecking no", "UserKnownHostsFile /dev/null", "LogLevel ERROR")
+    lines = [f"Host *.{job_set}", *(f"  {setting}" for setting in settings)]
+    return {_SSH_CONFIG_FILE: "\n".join(lines) + "\n"}
 
 
 def _pod_hosts(job_set: str, hosts: int) -> list[str]:
@@ -165,15 +199,14 @@ def _config_map_name(job_set: str) -> str:
 
 def _replicated_jobs(advised: _AdvisedStudy, job_set: str) -> list[dict[str, Any]]:
     """Return the job of the first host, and that of the other hosts if there are any. Args: job_set: its name."""
-    run_study = "vitscale run /study/study.toml -o /shared/results"
+    run_study = f"exec vitscale run /study/study.toml -o /shared/results/{job_set}"
     if not advised.has_several_hosts:
         return [_replicated_job(advised, job_set, name=_FIRST_JOB, pods=1, command=run_study)]
-    run_on_hosts = f"{run_study} --hostfile /study/hosts"
-    serve_ssh = "exec /usr/sbin/sshd -D -e"
+    run_on_hosts = f"{_WAIT_FOR_HOSTS}; {run_study} --hostfile /study/hosts"
     other_hosts = advised.option.nodes - 1
     return [
         _replicated_job(advised, job_set, name=_FIRST_JOB, pods=1, command=run_on_hosts),
-        _replicated_job(advised, job_set, name=_OTHER_JOB, pods=other_hosts, command=serve_ssh),
+        _replicated_job(advised, job_set, name=_OTHER_JOB, pods=other_hosts, command=_SERVE_SSH),
     ]
 
 
@@ -185,10 +218,11 @@ def _job_set_instructions(advised: _AdvisedStudy) -> str:
         in_image += f" and the script {shown(script)}"
     hosts_note = ""
     if advised.has_several_hosts:
-        hosts_note = " that all hosts may write to; the image has sshd, and the secret the keys of ~/.ssh"
+        hosts_note = " that all hosts may write to; the image has sshd, the secret id_ed25519 and authorized_keys"
+    results = f"/shared/results/{_dns_label(advised.text)}"
     return (
         f"Written by vitscale advise. Name an image with {in_image} in it and a claim for /shared"
-        f"{hosts_note}. Then: kubectl apply -f FILE"
+        f"{hosts_note}. Then: kubectl apply -f FILE. Results: {results}"
     )
 
 
@@ -202,8 +236,8 @@ def _replicated_job(advised: _AdvisedStudy, job_set: str, *, name: str, pods: in
         pods: number of hosts.
         command: the shell command of each pod.
     """
-    gpus = {"nvidia.com/gpu": advised.ranks_per_host} if advised.trial.train.device == "cuda" else {}
-    mounts = [
+    gpus = {_gpu_resource(advised): advised.ranks_per_host} if advised.trial.train.device == "cuda" else {}
+    mounts: list[dict[str, Any]] = [
         {"name": "study", "mountPath": "/study"},
         {"name": "shared", "mountPath": "/shared"},
         {"name": "memory", "mountPath": "/dev/shm"},  # noqa: S108 - the loaders' and NCCL's, in the pod
@@ -215,17 +249,26 @@ def _replicated_job(advised: _AdvisedStudy, job_set: str, *, name: str, pods: in
     ]
     if advised.has_several_hosts:
         mounts.append({"name": "ssh", "mountPath": "/root/.ssh"})
+        ssh_config = f"/etc/ssh/ssh_config.d/{job_set}.conf"
+        mounts.append({"name": "study", "mountPath": ssh_config, "subPath": _SSH_CONFIG_FILE})
         volumes.append({"name": "ssh", "secret": {"secretName": "REPLACE-BY-A-SECRET", "defaultMode": 0o400}})
     container = {
         "name": "vitscale",
         "image": "REPLACE-BY-AN-IMAGE",
         "command": ["bash", "-c", command],
+        # Data decoded once, by the first host, is read by all.
+        "env": [{"name": "VITSCALE_CACHE", "value": "/shared/cache"}],
         "resources": {"limits": gpus, "requests": {"cpu": advised.cores_per_host}},
         "volumeMounts": mounts,
     }
     pod = {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
     job = {"parallelism": pods, "completions": pods, "backoffLimit": 0, "template": {"spec": pod}}
     return {"name": name, "replicas": 1, "template": {"spec": job}}
+
+
+def _gpu_resource(advised: _AdvisedStudy) -> str:
+    """Return the name by which a pod asks for GPUs, which the device plug-in of their vendor gives out."""
+    return "amd.com/gpu" if _AMD_NAME.search(advised.gpu_name) else "nvidia.com/gpu"
 
 
 class JobFormat(NamedTuple):

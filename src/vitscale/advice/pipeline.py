@@ -43,6 +43,7 @@ from vitscale.prediction.fitting import DRAWS, Fitted
 from vitscale.prediction.predicting import spread_by_part
 from vitscale.prediction.results import Assumption
 from vitscale.prediction.step_shares import step_shares
+from vitscale.trial.model_cost import ParameterCount
 from vitscale.trial.trial import Trial, World
 
 
@@ -97,6 +98,8 @@ class Advice:
     """Measurements that would narrow `chosen` most for what they cost, best first."""
     step_shares: Mapping[str, float] = field(default_factory=dict)
     """Part of a step of `chosen` -> its share of the time, as predicted; empty where unavailable."""
+    parameters: ParameterCount | None = None
+    """Parameters of the model, and how they are known."""
 
     @property
     def device(self) -> str:
@@ -181,6 +184,7 @@ def advise(
         refused=all_candidates.refused,
         indivisible=all_candidates.indivisible,
         memory_known=forecasts.memory_known,
+        parameters=comparable.reference.points[-1].parameters,
         interruptions_known=all(option.series in (interrupted or {}) for option in options),
     )
 

@@ -20,6 +20,7 @@ from vitscale.present import units
 from vitscale.present.data import attributes, estimate_fields, estimates
 from vitscale.present.estimate import Estimate
 from vitscale.present.units import counted, number
+from vitscale.trial.model_words import UNNAMED_MODEL, CountedModel, parameter_fields, parameter_lines
 
 _MOST_MEASUREMENTS = 3
 """Most measurements that are proposed."""
@@ -152,6 +153,7 @@ def _answer_blocks(advice: Advice) -> Iterator[doc.Block]:
     notes = [_NOTE_ON_BRACKETS]
     if any(starts_as_forks(advice, option) for option in options):
         notes.append(OF_FORKS)
+    notes += _model_lines(advice)
     yield doc.Table((question_column, *columns), (doc.RowGroup("", tuple(rows)),), tuple(notes))
     riskier_options = tuple(sentences.sentences_on_riskier_options(advice))
     if riskier_options:
@@ -159,6 +161,13 @@ def _answer_blocks(advice: Advice) -> Iterator[doc.Block]:
     if advice.closest is not None:
         yield doc.Bullets((*_shortfalls(advice, advice.closest), *_limits_one_by_one(advice)))
     yield doc.table([question_column, *detail_columns], detail_rows, title="The answers in full", folded=True)
+
+
+def _model_lines(advice: Advice) -> list[str]:
+    """Return a line with the model's number of parameters; none for a model that nobody names, of unknown size."""
+    if advice.parameters is None and advice.trial.model.unknown:
+        return []
+    return parameter_lines([CountedModel(advice.trial.model_name or UNNAMED_MODEL, advice.parameters)])
 
 
 def _cells(option: Option, columns: OptionColumns) -> list[doc.Cell]:
@@ -357,6 +366,8 @@ def advice_fields(advice: Advice, study: str | None, remarks: Remarks = NO_REMAR
     return {
         **remarks.fields,
         "series": list(advice.origins),
+        "model": advice.trial.model_name,
+        **parameter_fields(advice.parameters),
         "limits": {
             **attributes(request, "deadline_seconds", "budget", "min_efficiency"),
             "budget_unit": "money" if request.priced else units.ranks_time(advice.device),

@@ -23,11 +23,21 @@ LARGE_BATCH_MARK = "\u2020"
 
 
 def engine(option: Option) -> str:
-    """Return the engine, the split and recomputing: "deepspeed ZeRO-2, 2 stages, activation checkpointing"."""
+    """Return the engine, the split or the replicas, and recomputing.
+
+    Example: "deepspeed ZeRO-2, sequence 2, activation checkpointing", "fsdp2, 4 replicas of 8".
+    """
     candidate = option.candidate
-    checkpointed = ", activation checkpointing" if candidate.activation_checkpointing else ""
-    split = f", {split_name(candidate.parallel)}" if candidate.parallel != NO_SPLIT else ""
-    return f"{candidate.variant.name}{split}{checkpointed}"
+    parts = [candidate.variant.name]
+    model_split = candidate.parallel.model_split
+    if model_split != NO_SPLIT:
+        parts.append(split_name(model_split))
+    replicas = candidate.parallel.replicate
+    if replicas > 1:
+        parts.append(f"{replicas} replicas of {candidate.gpus // replicas}")
+    if candidate.activation_checkpointing:
+        parts.append("activation checkpointing")
+    return ", ".join(parts)
 
 
 def batch(option: Option) -> str:

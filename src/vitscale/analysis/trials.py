@@ -24,6 +24,7 @@ from vitscale.analysis.time.traffic import Traffic
 from vitscale.present.estimate import Estimate
 from vitscale.store.records import CheckpointLine, EpochLine, RankRecord
 from vitscale.store.results import OutcomeKind, Run
+from vitscale.trial.model_words import UNNAMED_MODEL
 from vitscale.trial.trial import Trial, samples_used
 
 _LARGEST_SAMPLES_DIFFERENCE = 0.05
@@ -396,7 +397,7 @@ class TrialFigures:
     @property
     def model_name(self) -> str:
         """The model, as the user named it."""
-        return self.trial.model_name or "unknown model"
+        return self.trial.model_name or UNNAMED_MODEL
 
 
 def _counts_images_or_epochs(run: Run) -> bool:

@@ -128,7 +128,9 @@ def commands(
     Raises:
         RequestError: the study, its data or the hosts do not allow it.
     """
-    planned = runner.plan(StudyFile.read(path_of(study), overlay_of(launch), overrides), check_data=check_or_expect)
+    file = StudyFile.read(path_of(study), overlay_of(launch), overrides)
+    # Counts decide nothing but what will not fit; without them no model is traced.
+    planned = runner.plan(file, check_data=check_or_expect, counts_models=skip_unfit)
     return command_list(planned, None, unfit=unfit_trials(planned, gpu_memory, skip_unfit=skip_unfit))
 
 

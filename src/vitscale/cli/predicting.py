@@ -29,7 +29,9 @@ def predict(
         Path | None, option("--check", "FILE", "A stored check.  [default: the newest of RESULTS]")
     ] = None,
     series: Annotated[str | None, option("--series", "NAME", "One curve of the report.  [default: all]")] = None,
-    model: Annotated[str | None, option("--model", "NAME", "Another model: vit-l16, or a Hugging Face folder.")] = None,
+    model: Annotated[
+        str | None, option("--model", "NAME", "Another model: vit-l16, timm/..., a name of the hub, or a folder.")
+    ] = None,
     image_size: Annotated[int | None, option("--image-size", "PIXELS", "Another image size.")] = None,
     parameters: base.ParametersOption = None,
     engine: Annotated[str | None, option("--engine", "NAME", "Another engine.")] = None,

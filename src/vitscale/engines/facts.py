@@ -57,6 +57,10 @@ class EngineFacts:
     """Values for fields of [train] that a study leaves open."""
     splits: tuple[ParallelAxis, ...] = ()
     """Axes of [parallel] along which several ranks may share a model under it."""
+    replicates: bool = False
+    """Whether it takes [parallel] replicate: shards weights over a part of the ranks, and keeps replicas of them."""
+    replicas_must_shard: bool = False
+    """Whether each replica must have two ranks or more."""
     own_tensor_layers: bool = False
     """Whether ranks that share matrices compute with layers of the engine's library, which leave a classifier whole."""
 

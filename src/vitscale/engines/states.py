@@ -106,6 +106,8 @@ class RankStates:
     """All beside `steady` when backward is over and gradients are exchanged."""
     step: Parts = field(default_factory=dict)
     """All beside `steady` while the optimizer works."""
+    host: Parts = field(default_factory=dict)
+    """In the host's memory at all moments, for a rank on a GPU; on a CPU, where both are one, it is in `steady`."""
 
     def in_backward(self, kept_elements: int, new_elements: int, *, flushed: int = 0, after: bool) -> Parts:
         """Return the bytes of gradients, and of their exchange among ranks, at one moment of backward.

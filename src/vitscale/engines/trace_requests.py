@@ -52,14 +52,21 @@ def trace_request(trial: Trial, *, model_digest: str | None = None) -> TraceRequ
         trial: resolved.
         model_digest: digest of the factory's module; None: that of the trial's configuration, where it has one.
     """
-    train = trial.train
-    narrow_dtype: ComputeDtype = "fp16" if train.precision == "fp16" else "bf16"
-    has_narrow_weights = weight_bytes(train) == 2
     return TraceRequest(
         model=counted_part(trial.model),
         model_digest=model_digest or trial.model_digest,
-        device=train.device,
-        weight_dtype=narrow_dtype if has_narrow_weights else "fp32",
-        autocast_dtype=narrow_dtype if is_autocast(trial) else None,
-        checkpointing=train.activation_checkpointing,
+        device=trial.train.device,
+        weight_dtype=_weight_dtype(trial),
+        autocast_dtype=_16_bit_dtype(trial) if is_autocast(trial) else None,
+        checkpointing=trial.train.activation_checkpointing,
     )
+
+
+def _weight_dtype(trial: Trial) -> ComputeDtype:
+    """Return the dtype in which the model holds its weights."""
+    return _16_bit_dtype(trial) if weight_bytes(trial.train) == 2 else "fp32"
+
+
+def _16_bit_dtype(trial: Trial) -> ComputeDtype:
+    """Return the dtype of what the trial has in 16 bits, if anything."""
+    return "fp16" if trial.train.precision == "fp16" else "bf16"

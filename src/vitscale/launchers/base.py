@@ -33,6 +33,8 @@ class Spawn:
     """A port on the first host, for launchers that need one; free as far as the driver can see."""
     interface: str | None = None
     """Network interface through which ranks communicate."""
+    gpus_per_node: int = 0
+    """GPUs that the ranks of one node compute on, one each; 0: they compute on CPUs."""
     per_host: bool = False
     files: tuple[tuple[str, str], ...] = ()
     """Files that the commands read: (name in the run's folder, text)."""

@@ -8,21 +8,23 @@ from contextvars import ContextVar
 
 import torch
 
-_dtype_on_meta: ContextVar[torch.dtype | None] = ContextVar("dtype_on_meta", default=None)
+_device_of_meta: ContextVar[str | None] = ContextVar("device_of_meta", default=None)
+"""The device that meta tensors stand for; None: they stand for none."""
 
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:
     """Return the dtype in which autocast multiplies on a device ("cuda", "cpu", "meta"); None where it is off."""
-    if device_type == "meta":
-        return _dtype_on_meta.get()
-    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+    device = _device_of_meta.get() if device_type == "meta" else device_type
+    if device is None or not torch.is_autocast_enabled(device):
+        return None
+    return torch.get_autocast_dtype(device)
 
 
 @contextmanager
-def on_meta(dtype: torch.dtype) -> Iterator[None]:
-    """The context in which autocast is emulated on meta tensors: `autocast_dtype("meta")` is `dtype`."""
-    token = _dtype_on_meta.set(dtype)
+def meta_as(device: str) -> Iterator[None]:
+    """The context in which `autocast_dtype("meta")` is that of `device`, whose autocast is emulated on meta tensors."""
+    token = _device_of_meta.set(device)
     try:
         yield
     finally:
-        _dtype_on_meta.reset(token)
+        _device_of_meta.reset(token)

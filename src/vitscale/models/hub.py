@@ -386,24 +386,42 @@ def _core(name: str, prefix: str) -> str:
 
 
 def _unmatched(model: nn.Module, pretrained: list[str], prefix: str) -> list[str]:
-    """The parameters that one of two bodies has and the other lacks, in words. `pretrained` are the names of one's.
+    """Return, as sentences, the parameters that one of two bodies has and the other lacks.
 
-    What follows the last block may be missing there: norms, poolers and pyramids come with some heads only. Of the
-    pretrained model only such lists of blocks count as the model has too, for it may have a decoder (ViT-MAE) or
-    another tower (CLIP).
+    What follows the model's last block may be missing in the pretrained one: norms, poolers and pyramids come with some
+    heads only. Of the pretrained model only such lists of blocks count as the model has too, for it may have a decoder
+    (ViT-MAE) or another tower (CLIP).
+
+    Args:
+        model: the model that is to be trained.
+        pretrained: names of the pretrained model's parameters.
+        prefix: name of the attribute in which the model has its body.
     """
-    named = ([name for name, _ in model.named_parameters()], pretrained)
-    own, theirs = ({name: _core(name, prefix) for name in names} for names in named)
-    body = [name for name in own if name.partition(".")[0] in (*_BODIES, prefix)] or list(own)
-    body = [name for name in body if not name.startswith(_HEADS)]
-    lists = {_block_list(own[name]) for name in body} - {None}
-    blocks = lists & {_block_list(core) for core in theirs.values()} or lists
-    while body and _block_list(own[body[-1]]) not in blocks:
+    own_cores = {name: _core(name, prefix) for name, _ in model.named_parameters()}
+    pretrained_cores = {name: _core(name, prefix) for name in pretrained}
+    body = _body_names(list(own_cores), prefix)
+    own_lists = {_block_list(own_cores[name]) for name in body} - {None}
+    pretrained_lists = {_block_list(core) for core in pretrained_cores.values()}
+    common_lists = own_lists & pretrained_lists or own_lists
+    while body and _block_list(own_cores[body[-1]]) not in common_lists:  # what follows the last block
         body.pop()
-    there, here = set(theirs.values()), {_core(name, prefix) for name in model.state_dict()}
-    return [f"there is no {name} there" for name in body if own[name] not in there] + [
-        f"there is no {name} here" for name, core in theirs.items() if _block_list(core) in blocks and core not in here
+
+    cores_there = set(pretrained_cores.values())
+    missing_there = [name for name in body if own_cores[name] not in cores_there]
+    cores_here = {_core(name, prefix) for name in model.state_dict()}
+    missing_here = [
+        name for name, core in pretrained_cores.items() if _block_list(core) in common_lists and core not in cores_here
     ]
+    return [
+        *(f"there is no {name} there" for name in missing_there),
+        *(f"there is no {name} here" for name in missing_here),
+    ]
+
+
+def _body_names(names: list[str], prefix: str) -> list[str]:
+    """Return those of a model's parameters that lie in its body; all but the head's where none is named as a body."""
+    in_body = [name for name in names if name.partition(".")[0] in (*_BODIES, prefix)]
+    return [name for name in in_body or names if not name.startswith(_HEADS)]
 
 
 def _block_list(name: str) -> str | None:

@@ -26,6 +26,7 @@ from vitscale.pages import choosing, sentences
 from vitscale.pages.charts.axes import capitalised
 from vitscale.pages.charts.time import PART_NAMES, known_part_seconds, waterfall_of_trial
 from vitscale.pages.choosing import best_measured, label_and_pace
+from vitscale.pages.model_lines import model_lines_in_short
 from vitscale.pages.statements import (
     BASELINE,
     EXPECTATION,
@@ -465,12 +466,20 @@ def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> doc.Docum
     if summary.missing_curves:
         configurations_title += f" ({units.counted(summary.missing_curves, 'more curve')})"
     notes = tuple(finding for finding in analysis.findings if finding.severity != "warning")
+    sentences_below = (*_warnings(analysis), *engine_sentences(analysis))
+    models = _notes_on_models(analysis)
+    # What the models are is no answer: it has a line only where the answers leave room on the screen.
+    is_crowded = len(list(summary.table.rows)) + len(failures) + len(sentences_below) > _MOST_SUMMARY_ROWS
+    model_bullets = bullets(models if is_crowded else ())
+    configurations: tuple[doc.Block, ...] = tuple(mode_tables(analysis).values())
+    if model_bullets is not None:
+        configurations = (model_bullets, *configurations)
     blocks: list[doc.Block | None] = [
         bullets((_fastest_in_short(analysis), f"Next: {missing}" if missing else "")),
         summary.table if any(summary.table.rows) else doc.Paragraph(summary.table.title, "strong"),
         doc.Bullets(tuple(failures), "bad") if failures else None,
-        bullets((*_warnings(analysis), *engine_sentences(analysis))),
-        doc.Section(configurations_title, tuple(mode_tables(analysis).values()), folded=True),
+        bullets((*sentences_below, *(() if is_crowded else models))),
+        doc.Section(configurations_title, configurations, folded=True),
         doc.Section("what else to know", notes, folded=True) if notes else None,
     ]
     return doc.Document("", tuple(block for block in blocks if block is not None), last=tuple(last))
@@ -633,6 +642,11 @@ def _table_of_curves(analysis: Analysis, curves: Sequence[_SummaryCurve]) -> doc
     if len(all_policies) == 1:
         title = f"{title}, {next(iter(all_policies))}"
     return doc.Table(columns, tuple(groups), title=title, label="policy")
+
+
+def _notes_on_models(analysis: Analysis) -> tuple[str, ...]:
+    """Return notes on the number of parameters of the measured models."""
+    return tuple(model_lines_in_short(trial for trial in analysis.trials.values() if trial.run_figures))
 
 
 def _summary_row(analysis: Analysis, curve: _SummaryCurve, point: ScalingPoint, speed_column: _SpeedColumn) -> doc.Row:

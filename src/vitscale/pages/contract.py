@@ -35,7 +35,7 @@ Versions of the JSON:
      Nothing else of version 7 has changed. Added since: `rest_seconds` of predictions, what no other part has; `runs`
      of an epoch, of how many runs it is the mean; `ended_early` of `run` and `train`; `steps_left_out` of a breakdown,
      explained steps of which the profiler lost events. `image_size` is null where nobody names the model: a log does
-     not tell it.
+     not tell it. `parameters_source`, and `flops_per_image` with `flops_source`, say how counts are known.
 
 Unknown is null (an empty cell in CSV), never 0 and never NaN. Times are seconds, sizes bytes, shares in [0, 1].
 """
@@ -47,6 +47,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vitscale.analysis import Analysis, CurveComparison, CurveResult, ScalingPoint, TrialResult
+from vitscale.analysis.model_counts import model_of_runs, parameters_of
 from vitscale.analysis.runs.figures import EpochFigures
 from vitscale.analysis.trials import Drift
 from vitscale.engines.names import option_if_read
@@ -55,7 +56,7 @@ from vitscale.pages.statements import PAIR, claim
 from vitscale.prediction.results import Forecast
 from vitscale.present.data import attributes, envelope, estimate_fields, estimates, finding_fields, nonfinite_as_null
 from vitscale.present.unread import with_unread
-from vitscale.store.records import ModelLine
+from vitscale.trial.model_words import parameter_fields
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import Trial
 
@@ -179,6 +180,7 @@ _TYPE_BY_COLUMN = {
             "trial", "outcome", "reason", "model", "dataset", "engine", "accelerate_backend", "offload", "launcher",
             "device", "device_name", "mode", "curve", "precision", "epoch_seconds_source", "last_step_source",
             "baseline", "gradient_dtype", "drift", "drift_reference", "drift_reason", "sent_gradient_dtype", "log",
+            "parameters_source", "flops_source",
         ),
         "text",
     ),
@@ -189,6 +191,7 @@ _TYPE_BY_COLUMN = {
             "slow_steps_kept", "allocations", "epoch_images", "elapsed_epochs", "peak_bytes", "drift_step",
             "peak_rss_bytes", "cuda_allocated_bytes", "cuda_reserved_bytes", "cuda_device_bytes",
             "collectives_per_step", "logical_bytes_per_step", "checkpoint_bytes", "repeat", "attempt",
+            "flops_per_image",
         ),
         "whole",
     ),
@@ -294,11 +297,11 @@ def _trial_object(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
     """Return the JSON object of a trial, without its swept fields and its runs."""
     trial = result.trial
     curve, point = analysis.curve_of(result.trial_id) or (None, None)
-    model = _model_of_runs(result)
+    model = model_of_runs(result)
     return {
         "trial": result.trial_id,
         **attributes(result, "outcome", "reason"),
-        **_model_and_data_fields(result, model),
+        **_model_and_data_fields(result),
         **_engine_and_device_fields(result),
         **_position_in_study_fields(analysis, result, curve),
         **_batch_fields(result),
@@ -319,21 +322,13 @@ def _trial_object(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
     }
 
 
-def _model_of_runs(result: TrialResult) -> ModelLine | None:
-    """Return the model as the first run recorded it that did; None where none did."""
-    for run in result.run_figures:
-        if run.model is not None:
-            return run.model
-    return None
-
-
-def _model_and_data_fields(result: TrialResult, model: ModelLine | None) -> dict[str, Any]:
-    """Return the model and the data of a trial. `model`: the model as a run recorded it."""
+def _model_and_data_fields(result: TrialResult) -> dict[str, Any]:
+    """Return the model and the data of a trial."""
     trial = result.trial
     return {
         "model": result.model_name,
         "image_size": None if trial.model.unknown else trial.model.image_size,
-        "parameters": model.parameters if model else None,
+        **parameter_fields(parameters_of(result)),
         "dataset": trial.data.hf or trial.data.name,
         "fraction": trial.data.fraction,
     }

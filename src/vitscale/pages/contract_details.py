@@ -28,6 +28,7 @@ def flat(result: TrialResult) -> JsonObject:
         **estimates(breakdown, "exposed_share"),
         "data_wait_share": _data_wait_share(breakdown),
         "explaining_overhead": breakdown.overhead if breakdown else None,
+        **attributes(used, "flops_per_image", "flops_source"),
         **estimates(used, "mfu", "share_of_matmul", "joules_per_image"),
         **attributes(used, "peak_rss_bytes", "cuda_allocated_bytes", "cuda_reserved_bytes", "cuda_device_bytes"),
         **estimates(result.convergence, "noise_scale_images", "seconds_to_target"),

@@ -35,6 +35,8 @@ _FigureOrText = Estimate | float | str | None
 _FigureToText = Callable[[float], str]
 """Prints a figure."""
 _MOST_RANKS_NAMED = 8
+_MOST_FLOPS_NAMED = 4
+"""Different FLOPs of an image that a note names at most."""
 _HEADINGS_OF_FOUR = ("MFU", "of the measured matmul rate", "exposed communication")
 """Three of the headings of `four_figures`; that of the speed depends on the device."""
 _NOT_EXPLAINED = "no step was explained"
@@ -59,6 +61,7 @@ def four_figures(analysis: Analysis) -> Table | None:
     ]
     notes = [
         *[f"MFU is against {peak}." for peak in _peak_names(measured)],
+        *_flops_sentences(measured),
         *_unavailable_sentences("MFU", [trial.resources.mfu_reason if trial.resources else "" for trial in measured]),
         *_unavailable_sentences(
             "Share of the measured matmul rate", [_why_no_matmul_share(trial) for trial in measured]
@@ -89,6 +92,26 @@ def _peak_names(trials: Sequence[TrialResult]) -> list[str]:
         if used is not None and used.mfu is not None and used.peak_name:
             peak_names[used.peak_name] = None
     return list(peak_names)
+
+
+def _flops_sentences(trials: Sequence[TrialResult]) -> list[str]:
+    """Return a sentence on how the FLOPs are known that trials' MFU or share of the matmul rate rests on.
+
+    Example: "FLOPs of training on an image: 105 GFLOP by formula in vit-b16.".
+    """
+    names_by_flops: dict[str, dict[str, None]] = {}
+    for trial in trials:
+        used = trial.resources
+        if used is None or used.flops_per_image is None:
+            continue
+        rests_on_flops = used.mfu is not None or used.share_of_matmul is not None
+        if rests_on_flops:
+            words = f"{units.rate(used.flops_per_image, 'FLOP')} {used.flops_source}"
+            names_by_flops.setdefault(words, {})[trial.model_name] = None
+    if not names_by_flops:
+        return []
+    clauses = [f"{words} in {', '.join(names)}" for words, names in names_by_flops.items()]
+    return [f"FLOPs of training on an image: {units.listed(clauses, most=_MOST_FLOPS_NAMED)}."]
 
 
 def parts_table(analysis: Analysis) -> Table | None:

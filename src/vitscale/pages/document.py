@@ -23,6 +23,7 @@ from vitscale.pages.charts import accuracy, prediction, resources, scaling, time
 from vitscale.pages.charts.advice import advice_chart
 from vitscale.pages.choosing import best_measured
 from vitscale.pages.detail_tables import traffic_table
+from vitscale.pages.model_lines import model_lines
 from vitscale.pages.prediction_table import prediction_tables
 from vitscale.pages.resolutions import resolution_table
 from vitscale.pages.tables import batch_text, comparison_tables, mode_tables, trial_label
@@ -144,7 +145,7 @@ def _folded_section(title: str, blocks: Iterable[doc.Block | None]) -> doc.Secti
 
 def _configurations_section(analysis: Analysis) -> doc.Section | None:
     """Return a section with a table for each batch policy, below a sentence on what the policy means."""
-    blocks: list[doc.Block] = []
+    blocks: list[doc.Block | None] = [bullets(model_lines(analysis.trials.values()))]
     for mode, table in mode_tables(analysis).items():
         blocks += [doc.Paragraph(sentences.MODE_MEANINGS[mode], "quiet"), table]
     return _folded_section("Every configuration", blocks)

@@ -56,7 +56,9 @@ def predict_document(forecast: Forecast, finishes: Sequence[Finish] = (), remark
         remarks: blocks that stand before the answer.
     """
     time_table = _predictions_table(
-        forecast, _time_columns(forecast.predictions), notes=(prediction_words.INTERVALS_MEANING,)
+        forecast,
+        _time_columns(forecast.predictions),
+        notes=(prediction_words.INTERVALS_MEANING, *prediction_words.parameter_lines_of(forecast.predictions)),
     )
     finish_tables = [_finish_table(forecast, finishes)] if finishes else []
     tables = [time_table, *finish_tables, _resource_table(forecast)]

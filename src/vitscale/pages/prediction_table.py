@@ -19,6 +19,7 @@ from vitscale.present import units
 from vitscale.present.data import attributes
 from vitscale.present.document import Cell, Column, Table, table
 from vitscale.present.estimate import Estimate
+from vitscale.trial.model_words import parameter_fields
 from vitscale.trial.trial import Mode
 
 _WIDE_TIME_RATIO = 100
@@ -239,6 +240,8 @@ def prediction(predicted: Prediction) -> JsonObject:
         **attributes(predicted, "series", "mode"),
         "labels": dict(predicted.labels),
         **attributes(predicted, "gpus", "nodes", "gpu", "label"),
+        "model": predicted.trial.model_name,
+        **parameter_fields(predicted.parameters),
         "engine": train.engine,
         "zero_stage": option_if_read(train, "zero_stage"),
         **attributes(train, "precision", "micro_batch", "grad_accum"),

@@ -12,6 +12,7 @@ from vitscale.prediction.layouts import share_of_global_batch
 from vitscale.prediction.network.links import Link
 from vitscale.prediction.results import BESIDE_STEPS, REST_TOLD, Assumption, Forecast, Label, Prediction, Score
 from vitscale.present.units import counted, listed, number, percent, runs_of, share
+from vitscale.trial.model_words import UNNAMED_MODEL, CountedModel, parameter_lines
 from vitscale.trial.trial import Mode, TrainSpec, Trial
 
 LABEL_MEANINGS: dict[Label, str] = {
@@ -152,6 +153,16 @@ def has_rest(prediction: Prediction) -> bool:
     """Whether a share of a step that is not negligible is in none of its parts."""
     rest_seconds = prediction.rest_seconds
     return rest_seconds is not None and abs(rest_seconds.value) > REST_TOLD * prediction.step_seconds.value
+
+
+def parameter_lines_of(predictions: Iterable[Prediction]) -> list[str]:
+    """Return lines on the predicted models: "vit-b16: 85,806,346 parameters (measured)"; none for an unnamed model."""
+    models: dict[CountedModel, None] = {}
+    for prediction in predictions:
+        trial = prediction.trial
+        if prediction.parameters is not None or not trial.model.unknown:
+            models[CountedModel(trial.model_name or UNNAMED_MODEL, prediction.parameters)] = None
+    return parameter_lines(models)
 
 
 def label_sentences(predictions: Iterable[Prediction]) -> tuple[str, ...]:

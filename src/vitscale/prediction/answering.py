@@ -15,6 +15,7 @@ from vitscale.analysis.statistics import t_quantile
 from vitscale.base.forks import spread
 from vitscale.engines import ENGINES, of_engine
 from vitscale.errors import RequestError, check_within, nearest, shown, unknown
+from vitscale.prediction.asked_models import asked_model, resized_model
 from vitscale.prediction.evidence import HOSTS, IMAGE_SIZE, MICRO_BATCH, PRECISION, Evidence, MeasuredPoint, Series
 from vitscale.prediction.fitting import Fitted, FittedSeries, fit_series
 from vitscale.prediction.gpu_types import gpu_type
@@ -24,7 +25,7 @@ from vitscale.prediction.variants import differing
 from vitscale.present import units
 from vitscale.present.estimate import Estimate
 from vitscale.trial.model_cost import counted
-from vitscale.trial.model_spec import ModelSpec, fields_named, resolve
+from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.trial import Precision, TrainSpec, world_of_hosts
 
 _FRACTIONS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
@@ -183,8 +184,6 @@ def constant_seconds_per_step(points: Sequence[MeasuredPoint]) -> Estimate:
     )
 
 
-_IMAGENET_CLASSES = 1000
-"""Classes of a model whose own number is not recorded."""
 _MOST_A_PRICE = 1e9
 
 
@@ -193,7 +192,7 @@ class Changes:
     """What is to differ, as on the command line; None: as measured."""
 
     model: str | None = None
-    """A named model, or the folder of a Hugging Face model."""
+    """A model by name: of vitscale, timm, torchvision or the hub; or the folder of a Hugging Face model."""
     image_size: int | None = None
     """Pixels a side."""
     engine: str | None = None
@@ -208,7 +207,7 @@ class Changes:
     device: str | None = None
     """Another type of GPU: A100-SXM4-80GB, H100, L4."""
     parameters: str | None = None
-    """Number of parameters of a model that has no name here: "110M"."""
+    """Number of parameters of a model that nothing counts here: "110M"; of the one that `model` names, if any."""
 
 
 class StatedFacts(NamedTuple):
@@ -237,7 +236,11 @@ def with_stated_facts(evidence: Evidence, changes: Changes, nodes_of: int | None
         RequestError: the parameters are no number, or every model is known.
     """
     count = None if changes.parameters is None else counted(changes.parameters)
-    if count is not None and not any(series.points[-1].trial.model.unknown for series in evidence.series):
+    if (
+        count is not None
+        and changes.model is None
+        and not any(series.points[-1].trial.model.unknown for series in evidence.series)
+    ):
         known = ", ".join(sorted({series.points[-1].trial.model.name or "a folder's" for series in evidence.series}))
         what = f"--parameters {shown(changes.parameters)}: the model is known ({known})"
         raise RequestError(what, next_step="Leave it out; --model NAME asks for another")
@@ -246,7 +249,9 @@ def with_stated_facts(evidence: Evidence, changes: Changes, nodes_of: int | None
         replace(own, points=tuple(_with_stated_facts(point, changes, count, nodes_of) for point in own.points))
         for own in evidence.series
     ]
-    return StatedFacts(replace(evidence, series=tuple(series)), replace(changes, parameters=None))
+    if changes.model is None:
+        changes = replace(changes, parameters=None)  # else they are those of that model
+    return StatedFacts(replace(evidence, series=tuple(series)), changes)
 
 
 def taken_as_measured(before: Evidence, after: Evidence, besides: Collection[str] = ()) -> str:
@@ -285,7 +290,7 @@ def _facts_taken_of(recorded: MeasuredPoint, point: MeasuredPoint) -> Iterator[t
     named = after.model.name or after.model.hf
     if before.model.unknown and named:
         yield "--model", named
-    elif before.model.parameter_count != after.model.parameter_count:
+    if after.model.parameter_count not in (None, before.model.parameter_count):
         yield "--parameters", units.counted(after.model.parameter_count or 0, "parameter")
     taken = recorded.assumed - point.assumed
     if PRECISION in taken:
@@ -325,11 +330,11 @@ def _stated_model(point: MeasuredPoint, changes: Changes, count: int | None) -> 
     """The point's model with the name, image size or parameters that nobody recorded."""
     model = point.trial.model
     if model.unknown and changes.model is not None:
-        return _model(changes.model, changes.image_size or model.image_size, model)
+        return asked_model(changes.model, changes.image_size or model.image_size, point.trial, count)
     if model.unknown and count is not None:
         return model.model_copy(update={"parameter_count": count})
     if IMAGE_SIZE in point.assumed and changes.image_size is not None:
-        return _model(None, changes.image_size, model)
+        return resized_model(changes.image_size, point.trial)
     return model
 
 
@@ -432,19 +437,13 @@ def _changed(series: Series, changes: Changes) -> dict[str, Any]:
     asked = {name: value for name, value in given.items() if value is not None}
     if "device" in asked:
         asked["gpu"] = gpu_type(asked.pop("device"))
-    if "model" in asked or "image_size" in asked:
-        name, size = asked.pop("model", None), asked.pop("image_size", trial.model.image_size)
-        asked["model"] = _model(name, size, trial.model)
+    told_parameters = asked.pop("parameters", None)
+    image_size = asked.pop("image_size", None)
+    if changes.model is not None:
+        count = None if told_parameters is None else counted(told_parameters)
+        train = trial.train.model_copy(update={key: asked[key] for key in ("engine", "precision") if key in asked})
+        asked_trial = trial.model_copy(update={"train": train})
+        asked["model"] = asked_model(changes.model, image_size or trial.model.image_size, asked_trial, count)
+    elif image_size is not None:
+        asked["model"] = resized_model(image_size, trial)
     return asked
-
-
-def _model(name: str | None, image_size: int, measured: ModelSpec) -> ModelSpec:
-    """`measured` at another image size, or another model with as many classes."""
-    classes = measured.num_classes or _IMAGENET_CLASSES
-    if name is None and measured.unknown:
-        what = f"--image-size {image_size}: the measured model is not known"
-        raise RequestError(what, next_step="Say which it was with --model")
-    if name is None:
-        return resolve(measured.model_copy(update={"image_size": image_size}), classes)
-    asked = ModelSpec(task=measured.task, image_size=image_size, num_classes=classes)
-    return resolve(asked.model_copy(update=fields_named(name)), classes, measured.channels)

@@ -10,6 +10,7 @@ from typing import Any
 
 from vitscale import store
 from vitscale.analysis import Analysis
+from vitscale.analysis.model_counts import known_parameters, recorded_parameters
 from vitscale.analysis.scaling import trial_name
 from vitscale.analysis.time.breakdown import Breakdown
 from vitscale.analysis.trials import TrialResult
@@ -21,6 +22,7 @@ from vitscale.prediction.step.messages import messages
 from vitscale.store import checks
 from vitscale.store.results import Run
 from vitscale.trial import model_cost
+from vitscale.trial.model_cost import ParameterCount
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.trial import Mode, Trial, samples_used
 
@@ -92,11 +94,18 @@ class MeasuredPoint:
     """Whether a step takes the trial's images, be it for want of a batch one of each rank, as where a rate was told."""
     trace_steps: int = 0
     """Steps that its runs hold if all are profiler traces, with the profiler's cost in each; else 0."""
+    recorded_parameters: ParameterCount | None = None
+    """Parameters of its model as its ranks counted them; None where they did not."""
 
     @property
     def gpus(self) -> int:
         """Ranks."""
         return self.trial.world.size
+
+    @property
+    def parameters(self) -> ParameterCount | None:
+        """Parameters of its model, and how they are known; None where they are unavailable."""
+        return self.recorded_parameters or known_parameters(self.trial.model)
 
 
 @dataclass(frozen=True)
@@ -253,6 +262,7 @@ def _point(result: TrialResult) -> MeasuredPoint:
         assumed=frozenset(field for run in result.recorded_runs for field in _assumed_by_the_import(run)),
         rate_known=result.batch_known or _of_its_images(result),
         trace_steps=sum(run.timed_steps for run in result.run_figures) if traces else 0,
+        recorded_parameters=recorded_parameters(result),
         backend=backend if backend in ("nccl", "gloo") else ("nccl" if train.device == "cuda" else "gloo"),
     )
 

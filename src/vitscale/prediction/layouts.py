@@ -11,6 +11,7 @@ import numpy as np
 from vitscale.base.arrays import FloatArray
 from vitscale.errors import RequestError
 from vitscale.prediction.evidence import MeasuredPoint, Series
+from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import Trial, effective_steps, exact, steps_per_epoch, world_of_hosts
 
 MOST_RANKS = 100_000
@@ -93,10 +94,8 @@ def placement_of(
     if not 1 <= gpus <= MOST_RANKS:
         raise RequestError(f"--gpus holds {gpus}", valid=[f"1 to {MOST_RANKS:,}"])
     shared = template.parallel.ranks_per_model
-    if gpus % shared:
-        near = [str(n * shared) for n in range(max(1, gpus // shared), gpus // shared + 3)]
-        what = f"{gpus} ranks are not a multiple of the {shared} that share a model ([parallel])"
-        raise RequestError(what, valid=near, next_step="Ask for a multiple with --gpus")
+    if gpus % template.parallel.least_ranks:
+        raise _uneven_ranks(gpus, template.parallel)
     per_node, assumed = ranks_per_node(series, gpus, nodes_of)
     train = template.train.model_copy(update={"micro_batches": None})
     if series.mode == "strong-global":
@@ -111,6 +110,17 @@ def placement_of(
         else steps_per_epoch(images, gpus // shared, train.micro_batch, train.grad_accum, train.drop_last)
     )
     return SeriesLayout(trial, images, steps or None, assumed)
+
+
+def _uneven_ranks(gpus: int, parallel: ParallelSpec) -> RequestError:
+    """Return the error for a rank count that does not divide into models, or into replicas."""
+    factor = parallel.least_ranks
+    near = [str(times * factor) for times in range(max(1, gpus // factor), gpus // factor + 3)]
+    if gpus % parallel.ranks_per_model:
+        what = f"{gpus} ranks are not a multiple of the {parallel.ranks_per_model} that share a model ([parallel])"
+    else:
+        what = f"{gpus} ranks do not divide into {parallel.replicate} replicas ([parallel])"
+    return RequestError(what, valid=near, next_step="Ask for a multiple with --gpus")
 
 
 def images_at(series: Series, gpus: int) -> tuple[int | None, float | None]:

@@ -193,6 +193,7 @@ def _prediction(
         labels=fitted.series.labels,
         trial=at.trial,
         gpu=None if asked.gpu is None else asked.gpu.name,
+        parameters=asked.parameters,
         gpus=at.gpus,
         nodes=at.trial.world.nodes,
         label=evaluated.labels[n],

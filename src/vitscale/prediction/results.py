@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from vitscale.prediction.evidence import Evidence
 from vitscale.present.estimate import Estimate
+from vitscale.trial.model_cost import ParameterCount
 from vitscale.trial.trial import Mode, Trial
 
 CONFIDENCE = 0.90
@@ -113,6 +114,8 @@ class Prediction:
     """Field -> why it is None."""
     gpu: str | None = None
     """Its type of GPU, where the series was measured on another."""
+    parameters: ParameterCount | None = None
+    """Parameters of its model, and how they are known."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from vitscale import engines
+from vitscale.analysis.model_counts import known_parameters
 from vitscale.engines import checks
 from vitscale.errors import RequestError, unknown
 from vitscale.prediction.evidence import PRECISION, MeasuredPoint
@@ -22,12 +23,15 @@ from vitscale.prediction.shares import compute_share, filling
 from vitscale.prediction.step.messages import messages, norm_messages
 from vitscale.prediction.step.model import Draws, StepModel
 from vitscale.trial import model_cost
+from vitscale.trial.model_cost import ParameterCount
 from vitscale.trial.model_spec import ModelSpec
-from vitscale.trial.trial import TrainSpec, Trial
+from vitscale.trial.trial import Trial
 
 _RECOMPUTED = 4 / 3
 """Compute with activation checkpointing over compute without: each block's forward runs once more."""
 _SPREAD_OF_MODELS, _SPREAD_OF_ENGINES, _SPREAD_OF_PRECISIONS, _SPREAD_OF_CHECKPOINTING = 0.25, 0.30, 0.50, 0.05
+_SPREAD_OF_TOLD_SIZES = 0.60
+"""The same for FLOPs by parameters and pixels: a ResNet-50 has 0.8, an EfficientNet-B0 0.4 of a ViT-B/16's ratio."""
 _SPREAD_OF_SPLITS = 0.15
 """Standard deviations of the logarithm of what is scaled by arithmetic instead of measured."""
 _OF_HOSTS = ("model", "gpu", "network", "parallel")
@@ -54,6 +58,17 @@ class PredictionVariant:
     checkpointing or GPU."""
     gpu: GpuType | None
     """The type of GPU, where it is another than the measured one."""
+
+    @property
+    def parameters(self) -> ParameterCount | None:
+        """Parameters of its model: those that the measured ranks counted, unless it is another model."""
+        measured_point = self.fitted.points[-1]
+        if self.trial.model == measured_point.trial.model:
+            return measured_point.parameters
+        count = known_parameters(self.trial.model)
+        if count is not None and count.source == "measured":  # nobody ran that model: the user states its count
+            return count._replace(source="told")
+        return count
 
     @property
     def untold(self) -> PredictionVariant | None:
@@ -101,13 +116,17 @@ def variant(fitted: FittedSeries, changes: Mapping[str, Any]) -> PredictionVaria
         train = train.model_copy(update={"gather_bucket_mib": None})
     spec: ModelSpec = changes.get("model", base.model)
     parallel = changes.get("parallel", base.parallel)
-    whole = -(-base.world.size // parallel.ranks_per_model) * parallel.ranks_per_model
+    whole = -(-base.world.size // parallel.least_ranks) * parallel.least_ranks
     world = (
         base.world
         if whole == base.world.size
         else base.world.model_copy(update={"nodes": 1, "ranks_per_node": whole, "ranks": None})
     )
-    trial = base.model_copy(update={"train": train, "model": spec, "parallel": parallel, "world": world})
+    # A card of the new model is found without the digest of its configuration, if there is only one.
+    digest = base.model_digest if spec.hf == base.model.hf and spec.factory == base.model.factory else None
+    trial = base.model_copy(
+        update={"train": train, "model": spec, "parallel": parallel, "world": world, "model_digest": digest}
+    )
     if not changes:
         return PredictionVariant(fitted, trial, fitted.model, fitted.draws, (), False, None)
     if train.engine in engines.ENGINES or train.engine != base.train.engine:  # not an import of unknown engine
@@ -136,11 +155,11 @@ class _Changed:
             factor = _RECOMPUTED if new.activation_checkpointing else 1 / _RECOMPUTED
             self._scale("compute", factor, _SPREAD_OF_CHECKPOINTING)
             self._guess("activation checkpointing", f"{factor:.3g} times the compute", "run the study with it")
-        if self.base.parallel != self.trial.parallel:
+        if self.base.parallel.model_split != self.trial.parallel.model_split:
             self._other_split()
-        if _wrapping(old) != _wrapping(new) or self.base.model != self.trial.model or self.model.parallel != (
-            self.trial.parallel
-        ):  # fmt: skip
+        is_split_otherwise = self.model.parallel != self.trial.parallel
+        is_wrapped_otherwise = _wrapping(self.base) != _wrapping(self.trial)
+        if is_wrapped_otherwise or is_split_otherwise or self.base.model != self.trial.model:
             self._other_engine()
         if self.gpu is not None:
             self._other_gpu(self.gpu)
@@ -165,10 +184,14 @@ class _Changed:
     def _other_model(self) -> None:
         flops = [model_cost.training_flops(trial.model) for trial in (self.base, self.trial)]
         counts = [model_cost.parameters(trial.model) for trial in (self.base, self.trial)]
+        is_size_told = self.trial.model.parameter_count is not None
+        if is_size_told and counts[0] and counts[1]:
+            self._other_model_of_told_size(counts[1] / counts[0])
+            return
         if not (flops[0] and flops[1] and counts[0] and counts[1]):
             raise RequestError(
                 "the model cannot be exchanged: the FLOPs of the measured or of the wanted one are unavailable",
-                next_step="Both must be named models (vit-b16) or folders with a plain ViT's config.json",
+                next_step="Name models that can be counted here: vit-b16, or where torch is installed any of the hub",
             )
         factor = flops[1] / flops[0]
         self._scale("compute", factor, _SPREAD_OF_MODELS)
@@ -177,6 +200,22 @@ class _Changed:
             "compute of another model",
             f"{factor:.3g} times, as its FLOPs are, within 25 %",
             "a study of one rank with it",
+        )
+
+    def _other_model_of_told_size(self, parameter_ratio: float) -> None:
+        """Scales by parameters and pixels, where only the number of the other model's parameters is told.
+
+        Args:
+            parameter_ratio: parameters of the other model over those of the measured one.
+        """
+        pixel_ratio = (self.trial.model.image_size / self.base.model.image_size) ** 2
+        factor = parameter_ratio * pixel_ratio
+        self._scale("compute", factor, _SPREAD_OF_TOLD_SIZES)
+        self._scale("optimizer", parameter_ratio, _SPREAD_OF_MODELS)
+        self._guess(
+            "compute of another model",
+            f"{factor:.3g} times, as parameters x pixels are, within a factor of 2.7: its FLOPs are unknown",
+            "a study of one rank with it; or predict where it can be traced (torch installed, its files there)",
         )
 
     def _other_split(self) -> None:
@@ -244,7 +283,7 @@ class _Changed:
             filling=filling(self.trial),
             shards_optimizer=engines.wrapper_facts(train).shards(train),
         )
-        if _wrapping(self.base.train) != _wrapping(train):
+        if _wrapping(self.base) != _wrapping(self.trial):
             self.draws["overlap"] = _SPREAD_OF_ENGINES * self.rng.standard_normal((DRAWS, 1))
             self._guess(
                 "an engine that was not measured",
@@ -255,6 +294,8 @@ class _Changed:
             self.guessed = True
 
 
-def _wrapping(train: TrainSpec) -> tuple[object, ...]:
+def _wrapping(trial: Trial) -> tuple[object, ...]:
+    """Return what decides the messages of an engine, and how it hides them."""
+    train = trial.train
     variant = tuple(getattr(train, option) for option in engines.wrapper_facts(train).name_options)
-    return (train.wrapper, variant, train.bucket_mib)
+    return (train.wrapper, variant, train.bucket_mib, trial.parallel.replicate)

@@ -22,6 +22,7 @@ from vitscale.base import program
 from vitscale.base.files import path_named_in
 from vitscale.engines import of_engine
 from vitscale.errors import RequestError, StoreError, VitscaleError, printable, shown
+from vitscale.launchers.base import Spawn
 from vitscale.machine.hardware import Machine
 from vitscale.machine.hosts import Host, is_this_machine, read_hostfile
 from vitscale.preflight.fit import fits
@@ -360,7 +361,7 @@ def run_check(
         # Decode the images once, here, so that damage shows before anything starts.
         sources.prepare(target.trial.data.model_copy(update={"fraction": 1.0}))
     # Any refusal comes before anything is written.
-    launch_plan(target.scheduler, target.study.launch, target.launcher, request.world, _PLACEHOLDER_FOLDER, RANK_MODULE)
+    _ranks_spawn(target, request, _PLACEHOLDER_FOLDER)
     checks_folder = checks.check_folder(results).absolute()
     run = _CheckRun.begin(checks_folder)
     try:
@@ -503,7 +504,7 @@ def _measure_on_ranks(
     duration = "some seconds" if request.sweep.sizes_bytes == _QUICK_MESSAGE_SIZES else "a minute or more"
     say(f"Checking {_hosts_and_ranks(request)}; this takes {duration}.")
     launch = target.study.launch
-    spawn = launch_plan(target.scheduler, launch, target.launcher, request.world, folder, RANK_MODULE)
+    spawn = _ranks_spawn(target, request, folder)
     try:
         with PreparedProcesses() as prepared:
             job = start_ranks(
@@ -529,6 +530,23 @@ def _measure_on_ranks(
     remote_hosts = tuple(host.name for host in target.hosts if not is_this_machine(host.name))
     outcome = outcome_of(RunEvidence(ending, ranks, request.world.size, folder, elsewhere=remote_hosts))
     return _RanksEnd(ending_word, outcome.reason, outcome.rank)
+
+
+def _ranks_spawn(target: CheckTarget, request: checks.CheckRequest, folder: Path) -> Spawn:
+    """Return the exact commands that start the ranks of a check; nothing is started or written.
+
+    Raises:
+        RequestError: the ranks cannot be started like this.
+    """
+    return launch_plan(
+        target.scheduler,
+        target.study.launch,
+        target.launcher,
+        request.world,
+        folder,
+        RANK_MODULE,
+        device=request.device,
+    )
 
 
 def _hosts_and_ranks(request: checks.CheckRequest) -> str:

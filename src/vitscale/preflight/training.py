@@ -33,8 +33,8 @@ EngineFields = dict[str, Any]
 """Fields of [train], and of [parallel] by dotted names, that choose an engine and its options."""
 
 
-def _shares_models(fields: EngineFields) -> bool:
-    """Whether two ranks share a model, so that an even number of ranks is needed."""
+def _needs_even_ranks(fields: EngineFields) -> bool:
+    """Whether two ranks share a model, or there are two replicas, so that an even number of ranks is needed."""
     return any(key.startswith("parallel.") for key in fields)
 
 
@@ -45,8 +45,8 @@ def _checked_engines() -> Iterator[EngineFields]:
             yield {"engine": name, **fields}
 
 
-_CHECKED_ENGINES: tuple[EngineFields, ...] = tuple(sorted(_checked_engines(), key=_shares_models))
-"""What is run beside the reference; those whose ranks share models come last."""
+_CHECKED_ENGINES: tuple[EngineFields, ...] = tuple(sorted(_checked_engines(), key=_needs_even_ranks))
+"""What is run beside the reference; those that need an even number of ranks come last."""
 _REFERENCE_ENGINE = next(name for name, facts in ENGINES.items() if facts.alone)
 """The engine with whose losses all are compared."""
 _MOST_CHECKED_RANKS = 64
@@ -74,6 +74,7 @@ classes = 10
 [train]
 precision = "fp32"
 micro_batch = {global_batch}
+global_batch = {global_batch}  # also of what does not train on one rank
 epochs = {epochs}
 learning_rate = 0.0005
 [scaling]
@@ -208,8 +209,9 @@ def _engine_title(fields: EngineFields) -> str:
 
 def _why_unavailable(fields: EngineFields, device: DeviceName, ranks: int) -> str | None:
     """Return why an engine cannot be checked here; None where it can."""
-    if ranks % 2 and _shares_models(fields):
-        return f"two ranks share a model, and {counted(ranks, 'rank')} are checked"
+    if ranks % 2 and _needs_even_ranks(fields):
+        obstacle = "two replicas are of as many ranks" if "parallel.replicate" in fields else "two ranks share a model"
+        return f"{obstacle}, and {counted(ranks, 'rank')} are checked"
     facts = of_engine(fields["engine"])
     for package, version in versions_of(facts.packages).items():
         if version is None:

@@ -160,7 +160,9 @@ def _prove_traffic(name: str, result: TrialResult) -> Proof:
 
 def _expected_bytes(trial: Trial, planned: Iterable[Message], backend: str | None) -> Counter[str]:
     """Return the bytes of tensors in an optimizer step by arithmetic, by `_traffic_kind`."""
-    ranks_by_group = {"replicas": trial.layout.replicas, "all": trial.world.size} | trial.layout.by_axis
+    layout = trial.layout
+    ranks_by_group = {"replicas": layout.replicas, "all": trial.world.size} | layout.by_axis
+    ranks_by_group |= {"sharding": layout.sharding_ranks, "replication": layout.replicate}
     expected = Counter[str]()
     for message in planned:
         operation = message.operation

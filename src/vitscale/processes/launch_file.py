@@ -50,6 +50,9 @@ class LaunchFile(Spec):
     master_port: int | None = None
     lifeline: str | None = None
     """ADDRESS:PORT of the driver: ranks end when it falls silent (`vitscale.processes.heartbeat`)."""
+    silence_seconds: float | None = None
+    """Longest time for which the driver lets a run go on without a sign of any rank. Collectives end later than that,
+    so that it is the driver who says which rank the others wait for."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Variables of every rank."""
     study_variables: tuple[str, ...] = ()

@@ -2,8 +2,8 @@
 
 Also looks at batch jobs: asks once for all of them, and writes the outcomes that ended ones have not written.
 
-A job is one job of the batch system, or an array with one run in each element. `element` is the number of an element,
-and None for a job that is no array.
+A job is one job of the batch system, or an array with one run, or all runs of one trial, in each element. `element` is
+the number of an element, and None for a job that is no array.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from vitscale.runner.evidence import log_tail
 from vitscale.runner.one_run import RunContext, folder_times, new_attempt
 from vitscale.schedulers import Cause, Scheduler, Submitter, make_scheduler
 from vitscale.schedulers.base import JobState, SchedulerSilentError
+from vitscale.schedulers.job_script import failed_line
 from vitscale.store import read_study, write_outcome, write_record
 from vitscale.store.private_values import is_private
 from vitscale.store.reading import RunKey
@@ -49,8 +50,23 @@ class BatchTask(Spec):
         return RunKey(self.trial_id, self.repeat)
 
 
+def tasks_by_element(tasks: Sequence[BatchTask], *, trial_per_element: bool) -> list[tuple[BatchTask, ...]]:
+    """Return the runs of each element of an array, in the order of their first runs.
+
+    Args:
+        tasks: the array's runs.
+        trial_per_element: whether an element does all runs of one trial; else it does one run.
+    """
+    if not trial_per_element:
+        return [(task,) for task in tasks]
+    tasks_by_trial: dict[str, list[BatchTask]] = {}
+    for task in tasks:
+        tasks_by_trial.setdefault(task.trial_id, []).append(task)
+    return [tuple(tasks_of_trial) for tasks_of_trial in tasks_by_trial.values()]
+
+
 class JobFile(Spec):
-    """One job, or one array with a run in each element."""
+    """One job, or one array with a run, or a trial's runs, in each element."""
 
     format: int = 1
     name: str
@@ -58,6 +74,8 @@ class JobFile(Spec):
     job_id: str | None = None
     """Slurm's number; null until sbatch has answered."""
     array: bool
+    trial_per_element: bool = False
+    """Whether an element of the array does all runs of one trial; else it does one run."""
     tasks: tuple[BatchTask, ...] = Field(min_length=1)
     study_folder: str
     launch: LaunchSection
@@ -107,11 +125,19 @@ class JobFile(Spec):
         except OSError:
             return False
 
+    @property
+    def elements(self) -> list[tuple[BatchTask, ...]]:
+        """The runs of each element, in the order of the elements; of a job that is no array, all runs."""
+        if not self.array:
+            return [self.tasks]
+        return tasks_by_element(self.tasks, trial_per_element=self.trial_per_element)
+
     def tasks_of_element(self, element: int | None) -> tuple[BatchTask, ...]:
-        """Return the one run of an element of an array; all runs of the job where `element` is None."""
+        """Return the runs of an element of an array, none for an unknown one; all runs where `element` is None."""
         if element is None:
             return self.tasks
-        return self.tasks[element : element + 1]
+        elements = self.elements
+        return elements[element] if element < len(elements) else ()
 
 
 def read_job(results: Path, name: str) -> JobFile:
@@ -335,7 +361,12 @@ def _cause_of_end(
     job_id = f"{job.job_id}" if element is None else f"{job.job_id}_{element}"
     if state is None and _never_began(results, job, element, states):
         return Cause("failed", f"cancelled before it began (job {job_id})")
-    return submitter.cause(state.job_id if state else job_id, _hosts_of_begun_run(results, job, unfinished))
+    known_id = state.job_id if state else job_id
+    cause = submitter.cause(known_id, _hosts_of_begun_run(results, job, unfinished))
+    script_failure = failed_line(results / "jobs" / f"{job.name}-{known_id}.out")
+    if cause.kind != "failed" or script_failure is None:
+        return cause
+    return Cause("failed", f"{script_failure} (job {known_id})", cause.host)
 
 
 def close_job(results: Path, job: JobFile) -> JobFile:
@@ -372,7 +403,7 @@ def _state_words(state: JobState) -> str:
 
 def element_numbers(job: JobFile) -> Sequence[int | None]:
     """Return the parts of a job that Slurm runs separately: 0, 1, ... of an array, None alone for a job."""
-    return range(len(job.tasks)) if job.array else [None]
+    return range(len(job.elements)) if job.array else [None]
 
 
 def _never_began(results: Path, job: JobFile, element: int | None, states: States) -> bool:

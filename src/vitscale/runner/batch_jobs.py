@@ -312,9 +312,9 @@ def _watch_jobs(submission: _Submission, tasks: set[RunKey], on_outcome: Callabl
 
 def _most_at_a_time(results: Path, job: batch_file.JobFile) -> int:
     """Return how many of the job's runs may run at the same time from now on."""
-    remaining_runs = len(batch_file.runs_without_outcome(results, job))
-    most_at_a_time = (job.measure.parallel_runs or remaining_runs) if job.array else 1
-    return min(remaining_runs, most_at_a_time)
+    without_outcome = batch_file.runs_without_outcome(results, job)
+    remaining_elements = sum(any(task.run in without_outcome for task in element) for element in job.elements)
+    return min(remaining_elements, job.measure.parallel_runs or remaining_elements)
 
 
 def _most_elements(submitter: Submitter, say: batch_file.Say | None) -> int:
@@ -347,7 +347,7 @@ def new_jobs(
     digits: Callable[[], str],
     most_elements: int,
 ) -> Iterator[batch_file.JobFile]:
-    """Yield one job, or arrays of at most `most_elements` runs, for each shape of world; tasks keep their order.
+    """Yield one job, or arrays of at most `most_elements` elements, for each shape of world; tasks keep their order.
 
     Args:
         context: values that the study's runs share.
@@ -364,14 +364,13 @@ def new_jobs(
             trial_id=task.trial_id, repeat=task.repeat, attempt=next_attempt(attempts, task)
         )
         tasks_by_shape.setdefault(shape, []).append(batch_task)
-    is_array = submitter.arrays
     for shape, batch_tasks in tasks_by_shape.items():
-        most = most_elements if is_array else len(batch_tasks)
-        for first in range(0, len(batch_tasks), most):
+        for tasks_of_job in _tasks_by_job(submitter, batch_tasks, most_elements):
             yield batch_file.JobFile(
                 name=f"vitscale-{shape.world.nodes}x{shape.world.ranks_per_node}-{digits()}",
-                array=is_array,
-                tasks=tuple(batch_tasks[first : first + most]),
+                array=submitter.arrays,
+                trial_per_element=submitter.trial_per_element,
+                tasks=tasks_of_job,
                 study_folder=str(context.folder),
                 launch=context.launch,
                 slurm=context.slurm,
@@ -379,6 +378,20 @@ def new_jobs(
                 scheduler=submitter.name,
                 results=str(context.results),
             )
+
+
+def _tasks_by_job(
+    submitter: Submitter, tasks: Sequence[batch_file.BatchTask], most_elements: int
+) -> list[tuple[batch_file.BatchTask, ...]]:
+    """Return the runs of each job that does runs of one shape: of one job, or of arrays of at most `most_elements`."""
+    if not submitter.arrays:
+        return [tuple(tasks)]
+    elements = batch_file.tasks_by_element(tasks, trial_per_element=submitter.trial_per_element)
+    jobs = []
+    for first in range(0, len(elements), most_elements):
+        elements_of_job = elements[first : first + most_elements]
+        jobs.append(tuple(task for element in elements_of_job for task in element))
+    return jobs
 
 
 def _trains_on_gpus(context: RunContext, trial_id: str) -> bool:
@@ -395,7 +408,7 @@ def job_request(context: RunContext, job: batch_file.JobFile) -> BatchJob:
         on_gpus=_trains_on_gpus(context, trial_id),
         results=context.results,
         cwd=Path.cwd(),
-        elements=len(job.tasks) if job.array else None,
+        elements=len(job.elements) if job.array else None,
         at_a_time=context.measure.parallel_runs,
     )
 

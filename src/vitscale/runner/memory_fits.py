@@ -87,10 +87,11 @@ def memory_fits(plan: Plan, capacity_bytes: int | None = None) -> dict[str, Memo
     for trial_id, trial in plan.record.trials.items():
         key = memory_key(trial)
         if key not in fit_by_memory_key:
-            fit = _fit(trial, capacities.of_trial(trial))
-            is_limit_of_interest = capacity_bytes is not None or trial.train.device == "cuda" or fit.unfit or fit.unsure
-            if is_limit_of_interest:
-                fit = replace(fit, largest=largest_batches.of_trial(trial, fit.capacity_bytes))
+            fit = _fit(trial, capacities.rank_bytes(trial))
+            # A CPU's memory, unless the user names it, is that of this machine, which mostly suffices.
+            is_scarce = capacity_bytes is not None or trial.train.device == "cuda"
+            if is_scarce or fit.unfit or fit.unsure:
+                fit = replace(fit, largest=largest_batches.find(trial, fit.capacity_bytes))
             fit_by_memory_key[key] = fit
         fits[trial_id] = fit_by_memory_key[key]
     return fits
@@ -112,16 +113,22 @@ class _LargestBatchSearch:
     def __init__(self) -> None:
         self._by_group: dict[_BatchGroup, LargestBatches | None] = {}
 
-    def of_trial(self, trial: Trial, capacity_bytes: int | None) -> LargestBatches | None:
+    def find(self, trial: Trial, capacity_bytes: int | None) -> LargestBatches | None:
         """Return the largest micro-batches of a trial; None where memory is unknown, or ranks have unequal ones."""
         if capacity_bytes is None or trial.train.micro_batches:
             return None
         group = _BatchGroup(memory_key(_with_batch(trial, 1, checkpointing=False)), capacity_bytes)
         if group not in self._by_group:
-            kept = _largest_batch(trial, capacity_bytes, checkpointing=False)
-            recomputed = _largest_batch(trial, capacity_bytes, checkpointing=True)
-            self._by_group[group] = None if kept is None else LargestBatches(kept, recomputed)
+            self._by_group[group] = _largest_batches(trial, capacity_bytes)
         return self._by_group[group]
+
+
+def _largest_batches(trial: Trial, capacity_bytes: int) -> LargestBatches | None:
+    """Return the largest micro-batches that fit; None where the memory with activations kept is unknown."""
+    with_activations = _largest_batch(trial, capacity_bytes, checkpointing=False)
+    if with_activations is None:
+        return None
+    return LargestBatches(with_activations, _largest_batch(trial, capacity_bytes, checkpointing=True))
 
 
 def _largest_batch(trial: Trial, capacity_bytes: int, *, checkpointing: bool) -> int | None:
@@ -173,7 +180,7 @@ class _RankCapacities:
         self._capacity_of_all = capacity_bytes
         self._by_use: dict[_DeviceUse, int | None] = {}
 
-    def of_trial(self, trial: Trial) -> int | None:
+    def rank_bytes(self, trial: Trial) -> int | None:
         """Return the bytes of memory that a rank of the trial has; None where they are unknown."""
         if self._capacity_of_all is not None:
             return self._capacity_of_all

@@ -33,14 +33,14 @@ from vitscale.processes.heartbeat_server import HeartbeatServer
 from vitscale.processes.launch_file import LIBRARY_SETTINGS, LaunchFile
 from vitscale.runner.classify import outcome_of
 from vitscale.runner.evidence import RunEvidence
-from vitscale.runner.watch import watch
+from vitscale.runner.watch import longest_silence_seconds, watch
 from vitscale.schedulers import Cause, Job, Placement, Scheduler
 from vitscale.schedulers.prepared import PreparedError, PreparedProcesses, Ready, ranks_environment
 from vitscale.store import new_run_folder, read_ranks, write_outcome, write_record
 from vitscale.store.reading import RunKey
 from vitscale.store.results import Outcome, OutcomeKind, RunHeader, StudyRecord
 from vitscale.study.sections import LaunchSection, MeasureSection, SlurmSection
-from vitscale.trial.trial import Trial, World
+from vitscale.trial.trial import DeviceName, Trial, World
 
 _PASSED_ON_PREFIXES = (*LIBRARY_SETTINGS, "HF_", "VITSCALE_")
 """Prefixes of the variables that a user sets for all ranks."""
@@ -60,9 +60,18 @@ FindPrepared = Callable[[Mapping[str, str], Path, Path], Ready]
 
 
 def launch_plan(
-    scheduler: Scheduler, section: LaunchSection, launcher: str, world: World, run_folder: Path, module: str
+    scheduler: Scheduler,
+    section: LaunchSection,
+    launcher: str,
+    world: World,
+    run_folder: Path,
+    module: str,
+    *,
+    device: DeviceName = "cpu",
 ) -> Spawn:
     """Return the exact commands that start `python -m MODULE RUN_FOLDER` on every rank; nothing is started or written.
+
+    `device`: what the ranks compute on, which a scheduler may have to ask for.
 
     Raises:
         RequestError: launcher, scheduler and world do not go together, the hosts do not suffice, or the study sets
@@ -86,6 +95,7 @@ def launch_plan(
         hosts=hosts,
         master_port=_rank_0_port(run_folder, hosts),
         interface=section.interface,
+        gpus_per_node=world.ranks_per_node if device == "cuda" else 0,
     )
     return scheduler.adapt(with_launch_commands(launcher, launcher_instance, world, spawn))
 
@@ -159,6 +169,7 @@ def start_ranks(
     environment: Mapping[str, str],
     import_folders: Sequence[Path] = (),
     ready: FindPrepared | None = None,
+    silence_seconds: float | None = None,
 ) -> Job:
     """Start a run's ranks. The run's folder exists; launch.json and the launcher's own files are written into it.
 
@@ -169,6 +180,8 @@ def start_ranks(
         environment: variables of every rank, beyond those of the study and the user.
         import_folders: folders in which ranks look for a user's modules, behind all that is installed.
         ready: finds the process to fork from, for launchers whose ranks may be forked; None: ranks are started anew.
+        silence_seconds: longest time for which the run goes on without a sign of any rank; None: ranks' collectives
+            have torch's own limits.
 
     Raises:
         OSError: a file cannot be written, or a program cannot be started.
@@ -184,7 +197,9 @@ def start_ranks(
             write_record(complete_spawn.run_folder / name, text)
         driver_address = _address_towards(remote_hosts[0]) if remote_hosts else "127.0.0.1"
         lifeline = f"{driver_address}:{heartbeats.port}"
-        file = _launch_file(complete_spawn, section, settings, import_folders, prepared, lifeline)
+        file = _launch_file(
+            complete_spawn, section, settings, import_folders, prepared, lifeline, silence_seconds=silence_seconds
+        )
         # It has the token, by which a process speaks for a rank, and the values of [launch.environment].
         write_record(complete_spawn.run_folder / launch_file.NAME, file.model_dump_json(indent=1), private=True)
         return placement.start(complete_spawn, heartbeats, prepared.process)
@@ -203,6 +218,8 @@ def _launch_file(
     import_folders: Sequence[Path],
     prepared: Ready,
     lifeline: str,
+    *,
+    silence_seconds: float | None,
 ) -> LaunchFile:
     """Return the launch file of a run that starts now.
 
@@ -213,6 +230,7 @@ def _launch_file(
         import_folders: folders in which ranks look for a user's modules.
         prepared: how the ranks are started.
         lifeline: ADDRESS:PORT at which the driver listens for the ranks' heartbeats.
+        silence_seconds: as of `start_ranks`.
     """
     return LaunchFile(
         token=spawn.token,
@@ -221,6 +239,7 @@ def _launch_file(
         master_address=spawn.hosts[0].name if spawn.hosts else "127.0.0.1",
         master_port=spawn.master_port,
         lifeline=lifeline,
+        silence_seconds=silence_seconds,
         environment=dict(settings),
         study_variables=tuple(section.environment),
         import_folders=tuple(map(str, import_folders)),
@@ -461,7 +480,9 @@ def _attempt_outcome(
     ready = None if prepared is None or is_script else partial(prepared.ready, task.trial_id, trial)
     import_folders = _import_folders(trial, context.folder)
     folder = context.run_folder(task, number)
-    spawn = launch_plan(placement, context.launch, trial.launcher, trial.world, folder, RANK_MODULE)
+    spawn = launch_plan(
+        placement, context.launch, trial.launcher, trial.world, folder, RANK_MODULE, device=trial.train.device
+    )
     new_attempt(context, task, number, spawn.commands[0], tuple(host.name for host in spawn.hosts))
     try:
         job = start_ranks(
@@ -471,6 +492,7 @@ def _attempt_outcome(
             environment=ranks_variables(trial.world),
             import_folders=import_folders,
             ready=ready,
+            silence_seconds=longest_silence_seconds(context.measure.hang_seconds),
         )
         ending = watch(
             job,

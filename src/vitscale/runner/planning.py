@@ -28,7 +28,8 @@ from vitscale.study.expand import Expansion, expand
 from vitscale.study.file import FEWEST_FOR_TARGET, Overlay, StudyFile
 from vitscale.study.model_checks import check_blocks
 from vitscale.study.sections import AUTO, MeasureSection
-from vitscale.trial.trial import DataSpec, Trial, World, samples_used
+from vitscale.trial.model_card import ModelCard
+from vitscale.trial.trial import DataSpec, DeviceName, Trial, World, samples_used
 
 _ANY_RUN_FOLDER = Path("/RESULTS/runs/TRIAL")
 """Stands for a run's folder where only the form of a command matters."""
@@ -131,10 +132,13 @@ def plan(
     check_data: Callable[[DataSpec], sources.Summary] = sources.check,
     overlay: Overlay | None = None,
     results: Path | None = None,
+    *,
+    counts_models: bool = True,
 ) -> Plan:
     """Read a study and check it against its hosts and data; starts no rank and writes no results.
 
-    Models that no formula counts are traced by a process of its own, and their cards kept in the user's cache.
+    Models that no formula counts are traced by a process of its own, and their cards kept in the user's cache; not
+    where `counts_models` is false, as for commands alone.
 
     Args:
         study: the study file's path, or the file read.
@@ -165,7 +169,7 @@ def plan(
     _refuse_impossible_launches(scheduler, file, expansion.trials)
     alone = _trials_alone(expansion.trials, measure, host_count)
     context = RunContext(
-        _study_record(file, expansion),
+        _study_record(file, expansion, counts_models=counts_models),
         measure,
         file.study.launch,
         file.study.slurm,
@@ -181,14 +185,18 @@ def plan(
     )
 
 
-def _study_record(file: StudyFile, expansion: Expansion) -> StudyRecord:
-    """Return the record of a study, as it is written to study.json; models that no formula counts are traced.
+def _study_record(file: StudyFile, expansion: Expansion, *, counts_models: bool) -> StudyRecord:
+    """Return the record of a study, as it is written to study.json.
+
+    With `counts_models` those models are traced that no formula counts.
 
     Raises:
         RequestError: the study asks for what works block by block of a model without blocks.
     """
     measure = file.study.measure
-    cards = find_cards(expansion.trials, expansion.factory_digests, user_model.user_folders(file.path))
+    cards: tuple[ModelCard, ...] = ()
+    if counts_models:
+        cards = find_cards(expansion.trials, expansion.factory_digests, user_model.user_folders(file.path))
     if cards:  # whether a traced model has blocks is known only now
         for trial in expansion.trials.values():
             check_blocks(trial)
@@ -239,12 +247,18 @@ def _refuse_impossible_launches(scheduler: Placement | Submitter, file: StudyFil
     Raises:
         RequestError: a trial cannot be started as it is planned.
     """
-    spawns: dict[tuple[str, World], Spawn] = {}
+    spawns: dict[tuple[str, World, DeviceName], Spawn] = {}
     for trial in trials.values():
-        key = (trial.launcher, trial.world)
+        key = (trial.launcher, trial.world, trial.train.device)
         if key not in spawns:
             spawns[key] = launch_plan(
-                scheduler, file.study.launch, trial.launcher, trial.world, _ANY_RUN_FOLDER, RANK_MODULE
+                scheduler,
+                file.study.launch,
+                trial.launcher,
+                trial.world,
+                _ANY_RUN_FOLDER,
+                RANK_MODULE,
+                device=trial.train.device,
             )
         spawn = spawns[key]
         if trial.train.micro_batches is not None and spawn.hosts != scheduler.hosts(trial.world):

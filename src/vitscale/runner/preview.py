@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from vitscale.store import RunIndex
 from vitscale.store.reading import EndedAttempt, RunKey
 from vitscale.study.sections import AUTO
 from vitscale.trial import model_cost
-from vitscale.trial.model_cost import ParameterCount
+from vitscale.trial.model_words import CountedModel, parameter_fields, parameter_lines
 from vitscale.trial.rank_batches import in_words
 from vitscale.trial.trial import TrainSpec, Trial
 
@@ -48,7 +48,7 @@ def plan_document(
     summary = (
         *_saving_lines(plan),
         *estimate.lines(plan),
-        *_parameter_lines(trials),
+        *parameter_lines(_counted_models(trials)),
         *plan.expansion.notes,
     )
     findings = [
@@ -137,31 +137,12 @@ def _command_lines(plan: Plan) -> list[str]:
     return sorted(lines)
 
 
-def _parameter_lines(trials: Mapping[str, Trial]) -> list[str]:
-    """Return lines with the models' numbers of parameters; models with the same number share a line."""
-    counts_by_name: dict[str, dict[ParameterCount | None, None]] = {}
+def _counted_models(trials: Mapping[str, Trial]) -> Iterator[CountedModel]:
+    """Yield each different model of the trials with its number of parameters."""
     # Few different models stand in many trials, and counting one takes long.
     models = dict.fromkeys((trial.model_name or "model", trial.model) for trial in trials.values())
     for name, model in models:
-        counts_by_name.setdefault(name, {})[model_cost.counted_parameters(model)] = None
-    names_by_words: dict[str, list[str]] = {}
-    for name, counts in counts_by_name.items():
-        names_by_words.setdefault(_parameters_in_words(list(counts)), []).append(name)
-    return [f"{', '.join(names)}: {words}" for words, names in names_by_words.items()]
-
-
-def _parameters_in_words(counts: Sequence[ParameterCount | None]) -> str:
-    """Return "5,717,416 parameters", "87,000,000 parameters (traced)", or "1,000 parameters, unavailable for some"."""
-    known_counts = [count for count in counts if count is not None]
-    if not known_counts:
-        return "number of parameters unavailable"
-    words = " or ".join(f"{count.parameters:,}" for count in known_counts) + " parameters"
-    sources = dict.fromkeys(count.source for count in known_counts if count.source != "by formula")
-    if sources:
-        words += f" ({', '.join(sources)})"
-    if None in counts:
-        words += ", unavailable for some"
-    return words
+        yield CountedModel(name, model_cost.counted_parameters(model))
 
 
 _COLUMNS = (
@@ -170,6 +151,7 @@ _COLUMNS = (
     doc.Column("activations", words=True),
     doc.Column("ranks"),
     doc.Column("shared model", words=True),
+    doc.Column("replicas", words=True),
     *map(doc.Column, ("hosts", "threads", "batch", "data", "per epoch", "steps", "memory")),
     doc.Column("fits", words=True),
     doc.Column("fits up to"),
@@ -177,7 +159,7 @@ _COLUMNS = (
     doc.Column("swept", words=True),
     doc.Column("trial", words=True, narrow=None),
 )
-_HIDDEN_WHERE_SHARED = ("model", "image", "activations", "shared model", "swept")
+_HIDDEN_WHERE_SHARED = ("model", "image", "activations", "shared model", "replicas", "swept")
 """Columns that are left out where all trials have the same value."""
 _NOTED_WHERE_SHARED = ("precision", "hosts", "threads", "data", "per epoch", "steps")
 """Columns that become one line below the table where all trials have the same value."""
@@ -194,7 +176,8 @@ def _study_cells(plan: Plan, trial_id: str, trial: Trial) -> dict[str, str]:
         "image": str(trial.model.image_size),
         "activations": "computed again" if train.activation_checkpointing else "kept",
         "ranks": str(trial.world.size),
-        "shared model": split_name(trial.parallel) or "no",
+        "shared model": split_name(trial.parallel.model_split) or "no",
+        "replicas": _replicas_in_words(trial),
         "hosts": str(trial.world.nodes),
         "threads": str(trial.world.threads_per_rank),
         "batch": _batch_in_words(train),
@@ -202,6 +185,12 @@ def _study_cells(plan: Plan, trial_id: str, trial: Trial) -> dict[str, str]:
         "per epoch": str(steps.per_epoch),
         "steps": str(steps.per_run),
     }
+
+
+def _replicas_in_words(trial: Trial) -> str:
+    """Return replicas and their ranks: "2 of 4"; "no" where all ranks shard one, or none shards."""
+    replicas = trial.parallel.replicate
+    return "no" if replicas == 1 else f"{replicas} of {trial.layout.sharding_ranks}"
 
 
 _FIELDS_WITH_COLUMN = frozenset(
@@ -336,7 +325,7 @@ def plan_fields(
                 "steps_per_epoch": steps.per_epoch,
                 "steps": steps.per_run,
                 "global_batch": trial.global_batch,
-                **_parameter_fields(trial),
+                **parameter_fields(model_cost.counted_parameters(trial.model)),
                 **estimate.as_json(trial_id, trial),
                 "nodes": trial.world.nodes,
                 "commands": commands_of(plan, trial),
@@ -356,19 +345,18 @@ def plan_fields(
     }
 
 
-def _parameter_fields(trial: Trial) -> dict[str, Any]:
-    """Return a trial's number of parameters and how it is known, for the JSON; null where it is unknown."""
-    count = model_cost.counted_parameters(trial.model)
-    return {
-        "parameters": None if count is None else count.parameters,
-        "parameters_source": None if count is None else count.source,
-    }
-
-
 def commands_of(plan: Plan, trial: Trial, run_folder: Path = _ANY_RUN_FOLDER) -> tuple[tuple[str, ...], ...]:
     """Return the exact argvs that would start a trial's ranks: one, or one for each host."""
-    section = plan.context.launch
-    return launch_plan(plan.scheduler, section, trial.launcher, trial.world, run_folder, RANK_MODULE).commands
+    spawn = launch_plan(
+        plan.scheduler,
+        plan.context.launch,
+        trial.launcher,
+        trial.world,
+        run_folder,
+        RANK_MODULE,
+        device=trial.train.device,
+    )
+    return spawn.commands
 
 
 _ANY_RESULTS_FOLDER = Path("RESULTS")

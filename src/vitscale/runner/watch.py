@@ -79,7 +79,12 @@ def silence_limit_seconds(statuses: Mapping[int, RankStatus], hang_seconds: floa
     """
     live_phases = [status.phase for status in statuses.values() if status.ended_seconds is None]
     is_compiling = any(phase.startswith(COMPILING) for phase in live_phases)
-    return max(hang_seconds, _COMPILER_SECONDS) if is_compiling else hang_seconds
+    return longest_silence_seconds(hang_seconds) if is_compiling else hang_seconds
+
+
+def longest_silence_seconds(hang_seconds: float) -> float:
+    """Return the longest time without a sign of any rank that a run may have, whatever its ranks do."""
+    return max(hang_seconds, _COMPILER_SECONDS)
 
 
 def start_up_phase(statuses: Mapping[int, RankStatus]) -> str:

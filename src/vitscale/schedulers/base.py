@@ -199,6 +199,8 @@ class Submitter(Scheduler):
     """Its key in the table of schedulers, by which a job finds its batch system."""
     arrays: bool = False
     """Whether each run is an element of an array."""
+    trial_per_element: bool = False
+    """Whether an element of an array does all runs of one trial, instead of one run."""
 
     def most_elements(self) -> int:
         """Return how many elements one array may have; a number that most sites allow, where nobody says.

@@ -14,16 +14,16 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 
 from vitscale.base.commands import answer_to
 from vitscale.base.interpreter import python_module
-from vitscale.errors import RequestError, shown
+from vitscale.errors import RequestError
 from vitscale.launchers.base import Spawn
 from vitscale.machine.hardware import Machine, this_machine
 from vitscale.machine.hosts import Host, is_this_machine
 from vitscale.schedulers import Cause
 from vitscale.schedulers.base import Placement, SchedulerError, SchedulerMissingError, SchedulerSilentError, described
+from vitscale.schedulers.slurm_steps import launcher_refusal, srun_on_host, step_command
 from vitscale.study.sections import NodeSection, SlurmSection
 from vitscale.trial.trial import World
 
@@ -195,6 +195,18 @@ def is_preempted(fields: Mapping[str, str]) -> bool:
     return is_time and preempted_at >= started_at
 
 
+_GPU_VARIABLES = ("SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_ON_NODE", "SLURM_JOB_GPUS")
+"""Variables that Slurm sets in a job with GPUs; a shell of `salloc --gres=gpu:4` has none of them."""
+_STEP_GPU_PREFIXES = ("SLURM_GPUS", "SLURM_GPU_BIND", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK")
+"""Prefixes of variables by which srun takes the job's request for GPUs as that of each step ("INPUT ENVIRONMENT
+VARIABLES" of srun(1)): a step on one node would ask for the GPUs of all, and a rank see none but its own."""
+
+
+def asks_for_gpus(fields: Mapping[str, str]) -> bool:
+    """Whether a job was asked for with GPUs. Args: fields: those of `job_fields`: {"TresPerNode": "gres:gpu:4"}."""
+    return any(name.startswith("TresPer") and "gpu" in value for name, value in fields.items())
+
+
 _END_SECONDS = 30.0
 """Longest time until killed steps are over; a node that does not answer takes longer."""
 _POLL_SECONDS = 0.2
@@ -302,41 +314,71 @@ class SlurmAllocation(Placement):
         return tuple(Host(name) for name in self._names[: world.nodes])
 
     def refuses(self, launcher: str, world: World) -> str | None:
-        """Refuse launchers that bypass Slurm or its containers."""
+        """Refuse launchers that bypass Slurm, its containers, or the study's options of srun."""
         del world
         if launcher == "deepspeed":
             return "it starts ranks by ssh, past Slurm; use launcher = 'srun', 'torchrun' or 'mpirun' in Slurm's jobs"
-        if launcher == "mpirun" and self._slurm.container is not None:
-            return "with slurm.container ranks are started by srun; use launcher = 'srun' or 'torchrun'"
-        return None
+        return launcher_refusal(self._slurm, launcher)
 
     def adapt(self, spawn: Spawn) -> Spawn:
         """Return the commands as they are started here: each is a job step, or starts job steps.
 
         srun and mpirun start job steps by themselves. The command of each host of another launcher is wrapped in an
-        srun and a host agent. All these steps have the run's name, by which they are ended.
+        srun and a host agent. All these steps have the run's name, by which they are ended, and the GPUs of their ranks
+        alone.
         """
         step_name = spawn.run_folder.name
+        gpu_options = self._gpu_options(spawn)
         commands = self._wrapped_commands(spawn, step_name) if spawn.per_host else spawn.commands
         results = spawn.run_folder.parents[1]
         started_commands = []
         for command in commands:
             if command[0] == "srun":
-                command = srun_in_container(command, self._slurm, folders=(results,), cwd=spawn.cwd)
+                srun = (command[0], *gpu_options, *command[1:])
+                command = step_command(srun, self._slurm, folders=(results,), cwd=spawn.cwd)
             started_commands.append(command)
         users_options = os.environ.get(_MPIRUN_OPTIONS_VARIABLE)
-        mpirun_options = " ".join(filter(None, [users_options, f"--job-name={step_name}", "--overlap"]))
+        mpirun_options = [users_options, f"--job-name={step_name}", "--overlap", *gpu_options]
         return replace(
             spawn,
             commands=tuple(started_commands),
-            environment={**spawn.environment, _MPIRUN_OPTIONS_VARIABLE: mpirun_options},
+            environment={**spawn.environment, _MPIRUN_OPTIONS_VARIABLE: " ".join(filter(None, mpirun_options))},
+            drop_variables=(*spawn.drop_variables, *_STEP_GPU_PREFIXES),
         )
+
+    def _gpu_options(self, spawn: Spawn) -> tuple[str, ...]:
+        """Return the option by which a step gets a GPU for each rank of a node, and each rank sees all of these.
+
+        There is none for ranks on CPUs, and none where Slurm has given the job no GPUs: it would refuse the step, and
+        where it does not manage the nodes' GPUs ranks see them anyway. Binding (`--gpu-bind`, `--gpus-per-task`) would
+        hide the GPUs of other ranks, which NCCL then cannot reach directly.
+        """
+        if spawn.gpus_per_node == 0 or not self._has_gpus_of_slurm():
+            return ()
+        node_gpus = len(self.machine().gpus)
+        # Several ranks may share a GPU (launch.oversubscribe).
+        gpus = min(spawn.gpus_per_node, node_gpus) if node_gpus else spawn.gpus_per_node
+        return (f"--gpus-per-node={gpus}",)
+
+    def _has_gpus_of_slurm(self) -> bool:
+        """Whether Slurm has given the job GPUs; False also where slurmctld does not say."""
+        if any(name in os.environ for name in _GPU_VARIABLES):
+            return True
+        try:
+            return self._was_asked_for_with_gpus
+        except SchedulerError:
+            return False
+
+    @cached_property
+    def _was_asked_for_with_gpus(self) -> bool:
+        """Whether the job was asked for with GPUs, by slurmctld, which is asked once."""
+        return asks_for_gpus(job_fields(own_job_id()))
 
     def _wrapped_commands(self, spawn: Spawn, step_name: str) -> tuple[tuple[str, ...], ...]:
         """Return the command of each host, wrapped in an srun and a host agent."""
         agent = python_module("vitscale.processes.host_agent", str(spawn.run_folder), "--", interpreter=self.python)
         return tuple(
-            _srun_on_host(host.name, step_name, (*agent, *command))
+            srun_on_host(host.name, step_name, (*agent, *command))
             for host, command in zip(spawn.hosts, spawn.commands, strict=True)
         )
 
@@ -371,85 +413,7 @@ class SlurmAllocation(Placement):
         return _smallest_count(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
 
 
-def _srun_on_host(host: str, step_name: str, argv: tuple[str, ...]) -> tuple[str, ...]:
-    """Return an srun that runs `argv` on one host beside other steps, with all the job's CPUs there.
-
-    Ranks bind themselves.
-    """
-    step_options = [f"--job-name={step_name}", f"--nodelist={host}", "--nodes=1", "--ntasks=1", "--overlap"]
-    return ("srun", *step_options, "--cpu-bind=none", "--mpi=none", "--export=ALL", *argv)
-
-
 def _smallest_count(counts: str) -> int | None:
     """Return the smallest of Slurm's counts per node; None without any. Example: "4(x2),3" is 4, 4 and 3, so 3."""
     numbers = [int(match[1]) for match in re.finditer(r"(?:^|,)(\d{1,6})(?=\(|,|$)", counts)]
     return min(numbers, default=None)
-
-
-def srun_in_container(srun: Sequence[str], slurm: SlurmSection, folders: Sequence[Path], cwd: Path) -> tuple[str, ...]:
-    """Return an srun argv that runs its program in `slurm.container`; unchanged where there is none.
-
-    Apptainer is called before the program; pyxis (enroot) takes options of srun.
-
-    Args:
-        srun: `srun`, its options as one word each, then the program.
-        slurm: the study's section.
-        folders: folders mounted under the same paths, besides `slurm.container_mounts`.
-        cwd: the program's working directory, also mounted.
-
-    Raises:
-        RequestError: a path cannot be mounted.
-    """
-    if slurm.container is None:
-        return tuple(srun)
-    folder_mounts = dict.fromkeys(_same_path_mount(str(path)) for path in (*folders, cwd))  # each once
-    mounts = [*folder_mounts, *map(_checked_mount, slurm.container_mounts)]
-    # ["srun", "--nodes=1", "python", "-m", ...]: the program begins at the first word that is no option.
-    program_start = next(position for position in range(1, len(srun)) if not srun[position].startswith("--"))
-    srun_and_options = srun[:program_start]
-    program = srun[program_start:]
-    if slurm.container_runtime == "pyxis":
-        container_options = (
-            f"--container-image={slurm.container}",
-            f"--container-mounts={','.join(mounts)}",
-            f"--container-workdir={cwd}",
-        )
-        return (*srun_and_options, *container_options, *program)
-    apptainer = ["apptainer", "exec"]
-    if slurm.gpus != "none":
-        apptainer.append("--nv")
-    for mount in mounts:
-        apptainer += ["--bind", mount]
-    apptainer += ["--pwd", str(cwd), slurm.container]
-    return (*srun_and_options, *apptainer, *program)
-
-
-def _same_path_mount(path: str) -> str:
-    """Return the mount of a folder under the same path: "/data:/data".
-
-    Raises:
-        RequestError: the path has a separator in it.
-    """
-    if ":" in path or "," in path:
-        raise RequestError(
-            f"{shown(path)} cannot be mounted in a container: container runtimes take ':' and ',' for separators",
-            next_step="Use a folder without them",
-        )
-    return f"{path}:{path}"
-
-
-def _checked_mount(mount: str) -> str:
-    """Return a mount of the study's as it is.
-
-    Raises:
-        RequestError: it is not of the form HOST:CONTAINER, both absolute paths.
-    """
-    host_path, colon, container_path = mount.partition(":")
-    has_absolute_paths = host_path.startswith("/") and container_path.startswith("/")
-    if not colon or not has_absolute_paths or "," in mount:
-        raise RequestError(
-            f"slurm.container_mounts has {shown(mount)}",
-            valid=["HOST:CONTAINER", "HOST:CONTAINER:ro"],
-            next_step="Write absolute paths without commas",
-        )
-    return mount

@@ -10,12 +10,17 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from vitscale.base.interpreter import python_module
 from vitscale.errors import RequestError, shown
+from vitscale.launchers.base import Spawn
 from vitscale.machine.hardware import Machine
+from vitscale.machine.hosts import Host
 from vitscale.schedulers.base import BatchJob, Cause, JobState, OwnJob, SchedulerError, Submitter, described
+from vitscale.schedulers.host_lists import expand_host_list
+from vitscale.schedulers.job_script import preparing_lines, refuse_module_names
 from vitscale.schedulers.slurm import (
     SlurmAllocation,
     ask,
@@ -24,6 +29,7 @@ from vitscale.schedulers.slurm import (
     overriding_variables,
     own_job_id,
 )
+from vitscale.schedulers.slurm_steps import OPTION_WORD, launcher_refusal, srun_on_host, step_command
 from vitscale.study.sections import NodeSection, SlurmSection
 from vitscale.trial.trial import World
 
@@ -31,8 +37,6 @@ WARNING_SECONDS = 60
 """Seconds before its time limit at which a job is warned, at the latest; Slurm may be up to a minute early."""
 
 _NEEDS_NO_QUOTES = re.compile(r"[A-Za-z0-9_./:=,@%+-]+")
-_OPTION_WORD = re.compile(r"--(?P<name>[a-z][a-z0-9-]*)(=.*)?")
-_MODULE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/+:@=~-]*")
 _GPU_TYPE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _REFUSED_OPTIONS: Mapping[str, str] = {
     **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node", "cpus-per-task"), "it follows from each trial's world"),
@@ -61,16 +65,91 @@ def batch_script(slurm: SlurmSection, job: BatchJob) -> str:
     lines = ["#!/bin/bash"]
     lines += [f"#SBATCH {_quoted_for_sbatch(option)}" for option in _sbatch_options(slurm, job)]
     lines.append("")
-    lines += slurm.setup
-    lines += [f"module load {shlex.quote(module)} || exit 1" for module in slurm.modules]
+    lines += preparing_lines(slurm.modules, slurm.setup)
     # exec, because Slurm signals the batch shell.
     lines.append(f"exec {shlex.join(_driver_command(slurm, job))}")
     lines.append("")
     return "\n".join(lines)
 
 
+_KEYS_BY_SIZE = ("partition", "account", "qos", "time", "constraint", "reservation")
+"""Keys of [slurm] that are options of sbatch by the same names, and that an entry of slurm.sizes may replace."""
+
+
+def settings_for(slurm: SlurmSection, nodes: int) -> SlurmSection:
+    """Return [slurm] for worlds of so many nodes: with what the entry of slurm.sizes for them replaces.
+
+    That is the entry with the largest `min_nodes` that the world reaches; a key that the entry leaves out stays.
+    """
+    fitting = [size for size in slurm.sizes if size.min_nodes <= nodes]
+    if not fitting:
+        return slurm
+    size = max(fitting, key=lambda candidate: candidate.min_nodes)
+    replaced = {key: getattr(size, key) for key in _KEYS_BY_SIZE if getattr(size, key) is not None}
+    return slurm.model_copy(update=replaced)
+
+
+def _node_options(slurm: SlurmSection, nodes: int) -> list[str]:
+    """Return the options that name the nodes which a job takes, or does not take.
+
+    Raises:
+        RequestError: too few nodes are named.
+    """
+    options = []
+    names = named_nodes(slurm, nodes)
+    if names:
+        options.append(f"--nodelist={','.join(names)}")
+    if slurm.exclude is not None:
+        options.append(f"--exclude={slurm.exclude}")
+    return options
+
+
+def named_nodes(slurm: SlurmSection, nodes: int) -> list[str]:
+    """Return the names of a world's nodes: the first ones of slurm.nodelist without those of slurm.exclude.
+
+    sbatch would refuse a longer list than the job has nodes. Empty where no nodes are named.
+
+    Raises:
+        RequestError: one of the two is no list of nodes, or too few are left.
+    """
+    excluded = _node_names(slurm.exclude, "slurm.exclude")
+    if slurm.nodelist is None:
+        return []
+    names = [name for name in _node_names(slurm.nodelist, "slurm.nodelist") if name not in excluded]
+    if len(names) < nodes:
+        remaining = " without those of slurm.exclude" if excluded else ""
+        raise RequestError(
+            f"slurm.nodelist names {len(names)} nodes{remaining}, and a trial needs {nodes}",
+            next_step="Name more nodes, or use fewer ranks in scaling.gpus",
+        )
+    return names[:nodes]
+
+
+def _node_names(text: str | None, key: str) -> list[str]:
+    """Return the names in a list of nodes; none for None. Args: key: "slurm.nodelist", for the message.
+
+    Raises:
+        RequestError: the text is no such list.
+    """
+    if text is None:
+        return []
+    try:
+        return expand_host_list(text)
+    except ValueError as error:
+        raise RequestError(
+            f"{key} is {shown(text)}: {error}",
+            valid=["node1,node2", "node[1-4,7]"],
+            next_step="Name the nodes as sinfo does, with at most one bracket in each",
+        ) from None
+
+
 def _sbatch_options(slurm: SlurmSection, job: BatchJob) -> list[str]:
-    """Return the options for sbatch: vitscale's own, then those of [slurm], then the user's further ones."""
+    """Return the options for sbatch: vitscale's own, then those of [slurm], then the user's further ones.
+
+    Raises:
+        RequestError: slurm.nodelist or slurm.exclude cannot be used.
+    """
+    settings = settings_for(slurm, job.world.nodes)
     # sbatch replaces %j and the like by job numbers anywhere in the path.
     jobs_folder = str(job.results / "jobs").replace("%", "%%")
     job_number = "%A_%a" if job.elements is not None else "%j"
@@ -81,7 +160,7 @@ def _sbatch_options(slurm: SlurmSection, job: BatchJob) -> list[str]:
         "--open-mode=append",
         # A run that a broken node cut short is recorded, and the next `vitscale run` does it again.
         "--no-requeue",
-        f"--signal=B:TERM@{_warning_seconds(slurm.time)}",
+        f"--signal=B:TERM@{_warning_seconds(settings.time)}",
     ]
     if job.elements is not None:
         at_a_time = f"%{job.at_a_time}" if job.at_a_time is not None else ""
@@ -92,11 +171,11 @@ def _sbatch_options(slurm: SlurmSection, job: BatchJob) -> list[str]:
         f"--cpus-per-task={job.world.threads_per_rank}",
         *_gpu_options(slurm, job),
     ]
-    for key in ("partition", "account", "qos", "time", "constraint", "reservation"):
-        value = getattr(slurm, key)
+    for key in _KEYS_BY_SIZE:
+        value = getattr(settings, key)
         if value is not None:
             options.append(f"--{key}={value}")
-    return [*options, *slurm.options]
+    return [*options, *_node_options(slurm, job.world.nodes), *slurm.options]
 
 
 def _driver_command(slurm: SlurmSection, job: BatchJob) -> Sequence[str]:
@@ -137,8 +216,10 @@ def _refuse_unwritable_values(slurm: SlurmSection, job: BatchJob) -> None:
         RequestError: for the first of them.
     """
     texts = {f"slurm.{field}": value for field, value in slurm if isinstance(value, str)}
-    for field in ("modules", "container_mounts", "options"):
+    for field in ("modules", "container_mounts", "options", "srun_options"):
         texts |= {f"slurm.{field}[{number}]": text for number, text in enumerate(getattr(slurm, field))}
+    for number, size in enumerate(slurm.sizes):
+        texts |= {f"slurm.sizes[{number}].{field}": value for field, value in size if isinstance(value, str)}
     texts["the results folder"] = str(job.results)
     texts["the working directory"] = str(job.cwd)
     for subject, text in texts.items():
@@ -152,9 +233,7 @@ def _refuse_unwritable_values(slurm: SlurmSection, job: BatchJob) -> None:
             f"the results folder {shown(str(job.results))} has a backslash in its path",
             next_step="Slurm drops backslashes from paths: use a folder without one",
         )
-    for module in slurm.modules:
-        if not _MODULE_NAME.fullmatch(module):
-            raise RequestError(f"slurm.modules has {shown(module)}", valid=["NAME", "NAME/VERSION"])
+    refuse_module_names(slurm.modules, "slurm")
     if slurm.gpu_type is not None and not _GPU_TYPE_NAME.fullmatch(slurm.gpu_type):
         raise RequestError(f"slurm.gpu_type is {shown(slurm.gpu_type)}", valid=["a name such as a100"])
 
@@ -165,13 +244,15 @@ def _refuse_options(slurm: SlurmSection) -> None:
     Raises:
         RequestError: for the first of them.
     """
+    keys_of_nodes = {key: f"say slurm.{key}" for key in ("nodelist", "exclude") if getattr(slurm, key) is not None}
+    refused_options = {**_REFUSED_OPTIONS, **keys_of_nodes}
     for option in slurm.options:
-        match = _OPTION_WORD.fullmatch(option)
+        match = OPTION_WORD.fullmatch(option)
         if match is None:
             raise RequestError(
                 f"slurm.options has {shown(option)}", valid=["--NAME", "--NAME=VALUE"], next_step="Write one each"
             )
-        reason = _REFUSED_OPTIONS.get(match["name"])
+        reason = refused_options.get(match["name"])
         if reason is not None:
             raise RequestError(f"slurm.options has {shown(option)}", next_step=f"Remove it: {reason}")
 
@@ -234,7 +315,8 @@ class SlurmCluster(Submitter):
     def __init__(self, slurm: SlurmSection, node: NodeSection | None) -> None:
         """`node`: what one of the nodes offers."""
         self.python = slurm.python or sys.executable
-        self.arrays = slurm.jobs == "array"
+        self.arrays = slurm.jobs != "job"
+        self.trial_per_element = slurm.jobs == "trial-array"
         self._most_elements: int | None = None
         self._slurm = slurm
         self._node = node
@@ -258,12 +340,33 @@ class SlurmCluster(Submitter):
         """Return the ranks that a node takes: one on each GPU; None on nodes without GPUs."""
         return len(self.machine().gpus) or None
 
+    def hosts(self, world: World) -> tuple[Host, ...]:
+        """Return none, for hosts are known only in a job.
+
+        Raises:
+            RequestError: slurm.nodelist names fewer nodes than the world has.
+        """
+        named_nodes(self._slurm, world.nodes)
+        return ()
+
     def refuses(self, launcher: str, world: World) -> str | None:
         """Refuse launchers other than srun on several nodes: in a job srun starts ranks on all nodes."""
         is_torchrun_on_one_node = launcher == "torchrun" and world.nodes == 1
         if launcher == "srun" or is_torchrun_on_one_node:
-            return None
+            return launcher_refusal(self._slurm, launcher)
         return "jobs of Slurm start their ranks by srun; use launcher = 'srun'"
+
+    def adapt(self, spawn: Spawn) -> Spawn:
+        """Return the commands as a job starts them, but for the names of hosts, which are known only there."""
+        step_name = spawn.run_folder.name
+        agent = python_module("vitscale.processes.host_agent", str(spawn.run_folder), "--", interpreter=self.python)
+        results = spawn.run_folder.parents[1]
+        commands = []
+        for command in spawn.commands:
+            is_step = command[0] == "srun"
+            srun = command if is_step else srun_on_host(None, step_name, (*agent, *command))
+            commands.append(step_command(srun, self._slurm, folders=(results,), cwd=spawn.cwd))
+        return replace(spawn, commands=tuple(commands))
 
     def own_job(self) -> OwnJob | None:
         """Return the allocation around this process; None where there is none.

@@ -13,15 +13,17 @@ from vitscale.sources.base import Summary
 from vitscale.trial.trial import DataSpec
 
 
-class _Published(NamedTuple):
-    """Numbers of images of a dataset, as its authors publish them."""
+class _SplitSizes(NamedTuple):
+    """Numbers of images of a dataset."""
 
     train_samples: int
     held_out_samples: int
 
 
-_ADE20K = _Published(20_210, 2_000)
+_ADE20K = _SplitSizes(20_210, 2_000)
 """The scene parsing benchmark: Zhou et al., "Scene Parsing through ADE20K Dataset" (CVPR 2017), section 3.4."""
+_PUBLISHED = "as published"
+_BY_THE_STUDY = "as data.samples and data.classes say"
 _FINGERPRINT = "not seen: planned without the images"
 
 
@@ -57,19 +59,19 @@ def _expected(spec: DataSpec) -> Summary | None:
     archives = {archive.name: archive for archive in (cifar.CIFAR10, cifar.CIFAR100)}
     archive = archives.get(spec.name)
     if archive is not None:
-        published = _Published(cifar.TRAIN_SAMPLES, cifar.HELD_OUT_SAMPLES)
-        return _summary(spec, published, archive.classes, cifar.IMAGE_SHAPE)
+        sizes = _SplitSizes(cifar.TRAIN_SAMPLES, cifar.HELD_OUT_SAMPLES)
+        return _summary(spec, sizes, archive.classes, cifar.IMAGE_SHAPE, origin=_PUBLISHED)
     classes = _class_names(spec)
     if spec.name == "ade20k":
-        shape = (spec.source_size, spec.source_size, SCENE_CHANNELS)
-        summary = _summary(spec, _ADE20K, classes, shape)
+        image_shape = (spec.source_size, spec.source_size, SCENE_CHANNELS)
+        summary = _summary(spec, _ADE20K, classes, image_shape, origin=_PUBLISHED)
         return replace(summary, task="segmentation", sizes_vary=True)
     are_counts_given = {"samples", "classes"} <= spec.model_fields_set
     if not are_counts_given:
         return None
-    held_out = round(spec.samples * spec.held_out)
-    shape = (spec.source_size, spec.source_size, spec.channels)
-    return _summary(spec, _Published(spec.samples, held_out), classes, shape)
+    sizes = _SplitSizes(spec.samples, round(spec.samples * spec.held_out))
+    image_shape = (spec.source_size, spec.source_size, spec.channels)
+    return _summary(spec, sizes, classes, image_shape, origin=_BY_THE_STUDY)
 
 
 def _class_names(spec: DataSpec) -> tuple[str, ...]:
@@ -79,16 +81,13 @@ def _class_names(spec: DataSpec) -> tuple[str, ...]:
 
 
 def _summary(
-    spec: DataSpec, published: _Published, classes: tuple[str, ...], image_shape: tuple[int, int, int]
+    spec: DataSpec, sizes: _SplitSizes, classes: tuple[str, ...], image_shape: tuple[int, int, int], *, origin: str
 ) -> Summary:
     """Return the expected numbers, with a note that says where they come from."""
-    origin = (
-        "as published" if spec.name in ("cifar10", "cifar100", "ade20k") else "as data.samples and data.classes say"
-    )
-    counts = f"{counted(published.train_samples, 'image')} of {counted(len(classes), 'class', 'classes')}"
+    counts = f"{counted(sizes.train_samples, 'image')} of {counted(len(classes), 'class', 'classes')}"
     return Summary(
-        train_samples=published.train_samples,
-        held_out_samples=published.held_out_samples,
+        train_samples=sizes.train_samples,
+        held_out_samples=sizes.held_out_samples,
         classes=classes,
         image_shape=image_shape,
         fingerprint=_FINGERPRINT,

@@ -69,7 +69,7 @@ OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 SWEPT: tuple[Operation, ...] = OPERATIONS[:4]
 """Operations that `vitscale check` sweeps."""
 CheckStage = Literal["facts", "network", "join", "collectives", "matmul", "compute", "loader", "disk"]
-STAGES: tuple[CheckStage, ...] = ("facts", "network", "join", "collectives", "matmul", "compute", "loader", "disk")
+STAGES: tuple[CheckStage, ...] = ("facts", "network", "join", "matmul", "compute", "collectives", "loader", "disk")
 
 
 class SweepPlan(Record):

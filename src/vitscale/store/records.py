@@ -151,6 +151,10 @@ class ModelLine(RankLine):
     flops_per_image: Count | None = None
     """FLOPs of training one image, as a user's own script states them, or as they were counted of the module that it
     describes; null for models that are known here."""
+    parameters_source: Literal["measured", "told"] | None = None
+    """Whether a user's own script had its module counted, or states the number; null for all other models."""
+    flops_source: Literal["traced", "told"] | None = None
+    """Whether a user's own script had its module traced, or states the FLOPs; null for all other models."""
 
 
 class ExplainedLine(RankLine):

@@ -205,7 +205,7 @@ def _check_models(path: Path, points: Sequence[_SettledPoint]) -> dict[model_spe
         RequestError: a model's files are missing or cannot be used.
     """
     models = dict.fromkeys(point.model for point in points)  # each once, in order
-    hf_fields = {point.model: "hf" if point.study.model.name is None else "name" for point in points}
+    hf_fields = {point.model: "model.hf" if point.study.model.name is None else "model.name" for point in points}
     config_digests = {model: user_model.check(path, model, hf_fields[model]) for model in models}
     weights_digests = {model: user_model.weights_digest(model) for model in models}
     factory_digests = {model: user_model.factory_digest(path, model) for model in models}
@@ -585,17 +585,17 @@ def _rank_counts(study: Study, *, split_varies: bool) -> list[int]:
 
     Args:
         study: one point of the sweep.
-        split_varies: whether the sweep varies the split of the model over ranks. Then counts that are too small for
-            this point's split are left out: they belong to points with smaller splits.
+        split_varies: whether the sweep varies the split of the model over ranks, or its replicas. Then counts that are
+            too small for this point's are left out: they belong to points with smaller ones.
 
     Raises:
-        RequestError: a count is no multiple of the ranks that share one model, or 1 is missing.
+        RequestError: a count is no multiple of the ranks that share one model or of the replicas, or 1 is missing.
     """
     counts = sorted(set(study.scaling.gpus))
     engine = study.train.engine
     is_alone = engines.known(engine).alone
     if split_varies and not is_alone:
-        large_enough = [count for count in counts if count >= study.parallel.ranks_per_model]
+        large_enough = [count for count in counts if count >= study.parallel.least_ranks]
         counts = large_enough or counts
     model_checks.check_ranks(study.parallel, counts, engine)
     if not is_alone:

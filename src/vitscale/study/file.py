@@ -11,7 +11,7 @@ import itertools
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from vitscale.base.files import has_long_keys, path_named_in, read_text
 from vitscale.errors import RequestError, explain, nearest, shown, wrong_value
 from vitscale.study.sections import SECTIONS, SWEEPABLE, FieldValues, Study, choices
+from vitscale.trial.fields import sections_of
 from vitscale.trial.hints import KeyMeaning, meant_key, meant_value
 from vitscale.trial.trial import Mode
 
@@ -477,6 +478,11 @@ class _Problem:
         return self.path[0] if len(self.path) > 1 else ""
 
     @property
+    def table(self) -> str:
+        """ "train"; "slurm.sizes" for a key of a table in a list of a section; empty outside all sections."""
+        return ".".join(part for part in self.path[:-1] if not part.isdecimal())
+
+    @property
     def key(self) -> str:
         """ "micro_batch" """
         return self.path[-1]
@@ -514,15 +520,25 @@ def _unknown_key_message(problem: _Problem, listed_sections: set[str]) -> str:
     meaning = meant_key(key)
     if meaning is not None:
         return _other_programs_key_message(problem, meaning)
-    valid_keys = sorted(SECTIONS[section].model_fields if section else Study.model_fields)
-    location = f"in [{section}]" if section else "at the top level"
+    valid_keys = sorted(_keys_beside(problem))
+    location = f"in [{problem.table}]" if section else "at the top level"
     what = f"unknown key {shown(key)} {location}"
     hint = nearest(key, valid_keys)
     sections_with_key = [f"[{name}]" for name, model in SECTIONS.items() if key in model.model_fields]
     next_step = f"It belongs in {' or '.join(sections_with_key)}" if sections_with_key else ""
-    are_keys_listed = section in listed_sections
-    listed_sections.add(section)
+    are_keys_listed = problem.table in listed_sections
+    listed_sections.add(problem.table)
     return explain(f"{what}.{hint}" if hint else what, valid=[] if are_keys_listed else valid_keys, next_step=next_step)
+
+
+def _keys_beside(problem: _Problem) -> Collection[str]:
+    """Return the keys that may stand where a wrong key stands: in its section, or in a table of its section's list."""
+    if not problem.section:
+        return Study.model_fields
+    section = SECTIONS[problem.section]
+    tables = sections_of(section)
+    is_in_table = len(problem.path) > 2 and problem.path[1] in tables
+    return (tables[problem.path[1]] if is_in_table else section).model_fields
 
 
 def _other_programs_key_message(problem: _Problem, meaning: KeyMeaning) -> str:

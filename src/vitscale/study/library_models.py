@@ -43,14 +43,14 @@ def libraries_with(model: str) -> list[Library]:
     return [library for library in LIBRARIES if model in models_of(library)]
 
 
-def check_installed(name: LibraryName) -> None:
-    """Check that the library is installed, and has the model and its tag.
+def check_installed(name: LibraryName, field: str = "model.name") -> None:
+    """Check that the library is installed, and has the model and its tag. `field` has the name, for messages.
 
     Raises:
         RequestError: the library is missing (the next step names what installs it), or has no such model or tag.
     """
     library = name.library
-    subject = f"model.name {shown(name.without_tag)}"
+    subject = f"{field} {shown(name.without_tag)}"
     if not is_installed(library):
         raise RequestError(f"{subject} needs {library}, which is not installed", next_step=install_step(library))
     models = models_of(library)
@@ -61,7 +61,7 @@ def check_installed(name: LibraryName) -> None:
             next_step=f"Correct the name; the installed {library} has {len(models):,} classifiers",
         )
     if name.tag:
-        _check_tag(name)
+        _check_tag(name, field)
 
 
 def install_step(library: str) -> str:
@@ -76,15 +76,15 @@ def _nearest_names(model: str, models: frozenset[str]) -> list[str]:
     return like_names or sorted_names[:_MOST_SUGGESTIONS]
 
 
-def _check_tag(name: LibraryName) -> None:
+def _check_tag(name: LibraryName, field: str) -> None:
     """Refuse a pretrained tag that the library does not know for the model."""
     tags = _tags(name)
     if name.tag in tags:
         return
     raise RequestError(
-        f"model.name: {name.library} knows no weights {shown(name.tag)} of {name.without_tag}",
+        f"{field}: {name.library} knows no weights {shown(name.tag)} of {name.without_tag}",
         valid=[f"{name.without_tag}.{tag}" for tag in tags[:_MOST_SUGGESTIONS]],
-        next_step=f'Write name = "{name.without_tag}"; a tag changes nothing in the model',
+        next_step=f'Write "{name.without_tag}"; a tag changes nothing in the model',
     )
 
 

@@ -1,4 +1,4 @@
-"""Checks, before anything starts, of a model that several ranks share and of one that labels pixels.
+"""Checks, before anything starts, of a model that several ranks share, of replicas, and of a model that labels pixels.
 
 Each raises `RequestError` with what is wrong, the valid values and the next step.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from vitscale.engines import ENGINES, of_engine
+from vitscale.engines import ENGINES, of_engine, wrapper_facts
+from vitscale.engines.checks import engine_in_words
 from vitscale.errors import RequestError, shown
 from vitscale.present.units import counted
 from vitscale.trial.model_cost import most_stages, recorded_shapes, swin_shape
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def check_ranks(parallel: ParallelSpec, gpus: Sequence[int], engine: str) -> None:
-    """Check that each rank count makes a whole number of models, whose ranks share the split of one model.
+    """Check that each rank count makes a whole number of models and of equal replicas.
 
     Args:
         parallel: the split of the model at one point of a study.
@@ -31,13 +32,21 @@ def check_ranks(parallel: ParallelSpec, gpus: Sequence[int], engine: str) -> Non
         engine: name of its engine.
 
     Raises:
-        RequestError: a count is no multiple of the ranks that share one model; the error names multiples close to it.
-            Or the model is split under an engine that trains on one rank.
+        RequestError: a count is no multiple of the ranks that share one model, or of the replicas; the error names
+            values close to it. Or the model is split or replicated under an engine that trains on one rank.
     """
     ranks_per_model = parallel.ranks_per_model
-    if of_engine(engine).alone and ranks_per_model > 1:
+    if of_engine(engine).alone and parallel.least_ranks > 1:
         raise _split_of_one_rank(parallel, engine)
     for ranks in gpus:
+        if ranks % parallel.replicate:
+            raise _uneven_replicas(parallel.replicate, ranks)
+        if parallel.replicate == ranks > 1 and of_engine(engine).replicas_must_shard:
+            raise RequestError(
+                f"parallel.replicate = {parallel.replicate} on {ranks} ranks leaves replicas of one rank, which "
+                f"train.engine = {shown(engine)} does not take",
+                next_step="Set fewer replicas; or train with DDP, which does the same",
+            )
         if ranks % ranks_per_model:
             nearest = _nearest_multiples(ranks, ranks_per_model)
             raise RequestError(
@@ -45,6 +54,18 @@ def check_ranks(parallel: ParallelSpec, gpus: Sequence[int], engine: str) -> Non
                 valid=[f"{ranks_per_model} and multiples of it, such as {nearest}"],
                 next_step="Change scaling.gpus, or split the model less",
             )
+
+
+def _uneven_replicas(replicas: int, ranks: int) -> RequestError:
+    """Return the error for replicas that do not divide a rank count."""
+    fewer = max(count for count in range(1, min(replicas, ranks) + 1) if ranks % count == 0)
+    more = min((count for count in range(replicas, ranks + 1) if ranks % count == 0), default=fewer)
+    valid = " or ".join(str(count) for count in sorted({fewer, more}))
+    return RequestError(
+        f"parallel.replicate = {replicas} does not divide scaling.gpus = {ranks}: replicas have equally many ranks",
+        valid=[f"replicate = {valid}"],
+        next_step=f"Set it, or gpus to {_nearest_multiples(ranks, replicas)}",
+    )
 
 
 def _nearest_multiples(number: int, factor: int, *, least: int = 1) -> str:
@@ -64,7 +85,8 @@ def _split_of_one_rank(parallel: ParallelSpec, engine: str) -> RequestError:
     """
 
     def count_of_accepted_axes(name: str) -> int:
-        return len({*parallel.split_axes} & {*ENGINES[name].splits})
+        takes_replicas = parallel.replicate > 1 and ENGINES[name].replicates
+        return len({*parallel.split_axes} & {*ENGINES[name].splits}) + takes_replicas
 
     splitting_engine = max(ENGINES, key=count_of_accepted_axes)
     assignments = []
@@ -72,9 +94,11 @@ def _split_of_one_rank(parallel: ParallelSpec, engine: str) -> RequestError:
         toml_value = f'"{value}"' if isinstance(value, str) else str(value).lower()
         assignments.append(f'"parallel.{field}" = {toml_value}')
     split_table = f'{{ engine = "{splitting_engine}", {", ".join(assignments)} }}'
+    obstacle = f"takes no split, and {parallel.in_words} ranks share one model"
+    if parallel.ranks_per_model == 1:
+        obstacle = f"has no replicas, and parallel.replicate = {parallel.replicate}"
     return RequestError(
-        f"train.engine = {shown(engine)} trains on one rank and takes no split, and {parallel.in_words} ranks "
-        "share one model",
+        f"train.engine = {shown(engine)} trains on one rank and {obstacle}",
         next_step="To sweep both, put 1 into scaling.gpus and the split into tables of [sweep], not [parallel]: "
         f'train = [{{ engine = "{engine}" }}, {split_table}]. Or use that engine alone',
     )
@@ -107,6 +131,7 @@ def check_split(
         what = "parallel.shard_norms has no meaning with parallel.tensor = 1: it is tensor ranks that share the norms"
         raise RequestError(what, next_step="Remove it, or set tensor = 2 or more")
     _check_schedule(parallel)
+    _check_replicas(parallel, train)
     if parallel.ranks_per_model == 1:
         return
     for axis in parallel.split_axes:
@@ -123,6 +148,27 @@ def check_split(
     _check_shape(parallel, model)
     if parallel.pipeline > 1:
         _check_stages(parallel, train, model, divided)
+
+
+def _check_replicas(parallel: ParallelSpec, train: TrainSpec) -> None:
+    """Refuse replicas under an engine that does not shard within them, and beside a split of the model."""
+    if parallel.replicate == 1:
+        return
+    if not wrapper_facts(train).replicates:
+        replicating = [
+            name for name, facts in ENGINES.items() if facts.replicates and not facts.unavailable(train.device)
+        ]
+        raise RequestError(
+            f"parallel.replicate = {parallel.replicate} is not taken by {engine_in_words(train)}",
+            valid=[f"train.engine = {shown(name)}" for name in replicating],
+            next_step="Use one of these, or set replicate = 1",
+        )
+    if parallel.ranks_per_model > 1:
+        raise RequestError(
+            f"parallel.replicate = {parallel.replicate} does not go with {parallel.in_words}: it has not been tried "
+            "together",
+            next_step="Set replicate = 1, or do not split",
+        )
 
 
 def _check_schedule(parallel: ParallelSpec) -> None:

@@ -35,7 +35,26 @@ class Meaning(NamedTuple):
     """A folder's absolute path, or a name on the hub."""
 
 
-def meaning(study_path: Path, name: str) -> Meaning:
+class NameSource(NamedTuple):
+    """Where a user names a model, for messages: a study or an option of the command line."""
+
+    field: str
+    """ "model.name" or "--model"."""
+    assignment: str
+    """How a name is given there, with {} for it: 'name = "{}"'."""
+    folder_assignment: str
+    """How a folder beside the study, or in the working directory, is given where its name can mean something else."""
+
+    def giving(self, name: str) -> str:
+        """Return how a name is given there: 'name = "vit-b16"' or "--model vit-b16"."""
+        return self.assignment.format(name)
+
+
+IN_STUDY = NameSource("model.name", 'name = "{}"', 'hf = "{}"')
+BY_OPTION = NameSource("--model", "--model {}", "--model ./{}")
+
+
+def meaning(study_path: Path, name: str, source: NameSource = IN_STUDY) -> Meaning:
     """Return what the name of a model means that is neither vitscale's own nor an installed package's.
 
     It means the first of these that it can: a folder beside the study file, a model of the library in front of it, one
@@ -44,33 +63,36 @@ def meaning(study_path: Path, name: str) -> Meaning:
     Args:
         study_path: the study file; a folder is searched beside it.
         name: the name as the study has it.
+        source: where it stands.
 
     Raises:
         RequestError: nothing is known by this name, or it can mean several models.
     """
-    _check_form(name)
+    _check_form(name, source)
     plain_name = _HUB_PREFIX.sub("", name)
     folder = _configuration_folder(study_path, plain_name)
     if folder is not None:
-        _check_no_model_of_library(plain_name, folder)
+        _check_no_model_of_library(plain_name, folder, source)
         return Meaning(hf=str(folder))
     if plain_name.startswith(_LIBRARY_PREFIXES):
-        return _meaning_of_library_name(plain_name, study_name=name)
+        return _meaning_of_library_name(plain_name, study_name=name, source=source)
     own_name = _own_name_spelled(plain_name)
     if own_name is not None:
         return Meaning(name=own_name)
     if _HUB_ID.fullmatch(plain_name):
         return Meaning(hf=plain_name)
-    return _meaning_of_word(plain_name)
+    return _meaning_of_word(plain_name, source)
 
 
-def _check_form(name: str) -> None:
+def _check_form(name: str, source: NameSource) -> None:
     """Refuse what is no name at all: a text that is too long or has control characters, and the address of a page."""
     if len(name) > _LONGEST_NAME or not name.isprintable():
         raise unknown("model", name, _own_names(), next_step="Name a model of at most 200 printable characters")
     address = _HUB_ADDRESS.match(name)
     if address is not None:
-        raise RequestError(f"model.name {shown(name)} is an address", next_step=f'Write name = "{address[1]}"')
+        raise RequestError(
+            f"{source.field} {shown(name)} is an address", next_step=f"Write {source.giving(address[1])}"
+        )
 
 
 def _own_names() -> set[str]:
@@ -86,14 +108,17 @@ def _configuration_folder(study_path: Path, name: str) -> Path | None:
         return None
 
 
-def _check_no_model_of_library(name: str, folder: Path) -> None:
+def _check_no_model_of_library(name: str, folder: Path, source: NameSource) -> None:
     """Refuse the name of a folder that is also the name of a model of timm or torchvision."""
     library_choice = _name_with_library(name)
     if library_choice is None:
         return
     raise RequestError(
-        f"model.name {shown(name)} can mean the configuration in {folder} and {library_choice}",
-        valid=[f'hf = "{name}" for the folder', f'name = "{library_choice}" once the folder has another name'],
+        f"{source.field} {shown(name)} can mean the configuration in {folder} and {library_choice}",
+        valid=[
+            f"{source.folder_assignment.format(name)} for the folder",
+            f"{source.giving(library_choice)} once the folder has another name",
+        ],
     )
 
 
@@ -105,12 +130,13 @@ def _name_with_library(name: str) -> str | None:
     return f"{libraries[0]}/{name}" if libraries else None
 
 
-def _meaning_of_library_name(name: str, *, study_name: str) -> Meaning:
+def _meaning_of_library_name(name: str, *, study_name: str, source: NameSource) -> Meaning:
     """Return the model that a name beginning with "timm/" or "torchvision/" means.
 
     Args:
         name: the name without a prefix of the hub.
         study_name: the name as the study has it, for the message.
+        source: where it stands.
 
     Raises:
         RequestError: it has not the form of such a name, or the library is missing or has no such model.
@@ -119,10 +145,10 @@ def _meaning_of_library_name(name: str, *, study_name: str) -> Meaning:
     if library_model is None:
         library = name.partition("/")[0]
         raise RequestError(
-            f"model.name {shown(study_name)} is no name of {library}'s, which have letters, digits and _",
-            next_step=f'Write name = "{library}/..." with a name as {library} lists it',
+            f"{source.field} {shown(study_name)} is no name of {library}'s, which have letters, digits and _",
+            next_step=f"Write {source.giving(f'{library}/...')} with a name as {library} lists it",
         )
-    library_models.check_installed(library_model)
+    library_models.check_installed(library_model, source.field)
     return Meaning(name=library_model.without_tag)
 
 
@@ -145,7 +171,7 @@ def _letters_and_digits(name: str) -> str:
     return re.sub(r"[\W_]", "", name).lower()
 
 
-def _meaning_of_word(word: str) -> Meaning:
+def _meaning_of_word(word: str, source: NameSource) -> Meaning:
     """Return the model of a library that a name without its library in front means.
 
     A name that exactly one library has is taken, but only where both are installed: which of them has it would
@@ -159,33 +185,38 @@ def _meaning_of_word(word: str) -> Meaning:
     if len(libraries) == 1 and not missing:
         return Meaning(name=f"{libraries[0]}/{word}")
     if libraries:
-        raise _several_libraries(word, libraries, missing)
+        raise _several_libraries(word, libraries, missing, source)
     likely_names = _names_elsewhere(word)
     if likely_names:
-        raise RequestError(f"unknown model {shown(word)}", valid=likely_names, next_step=_step_to_write(likely_names))
-    raise unknown("model", word, _own_names(), next_step=meant_value("model.name", word) or _libraries_step(missing))
+        step = _step_to_write(likely_names, source)
+        raise RequestError(f"unknown model {shown(word)}", valid=likely_names, next_step=step)
+    hint = meant_value(source.field, word)  # in words of a study; none for an option
+    raise unknown("model", word, _own_names(), next_step=hint or _libraries_step(missing))
 
 
-def _several_libraries(word: str, libraries: Sequence[str], missing: Sequence[str]) -> RequestError:
+def _several_libraries(word: str, libraries: Sequence[str], missing: Sequence[str], source: NameSource) -> RequestError:
     """Return the error for a model that several libraries have or may have.
 
     Args:
         word: the model's name, without a library in front.
         libraries: installed libraries that have it.
         missing: libraries that are not installed.
+        source: where the name stands.
     """
     may_have_it = f", and {missing[0]}, which is not installed, may have it too" if missing else ""
     choices = [f"{library}/{word}" for library in libraries]
     return RequestError(
-        f"model.name {shown(word)} is a model of {' and of '.join(libraries)}{may_have_it}",
+        f"{source.field} {shown(word)} is a model of {' and of '.join(libraries)}{may_have_it}",
         valid=choices,
-        next_step=_step_to_write(choices),
+        next_step=_step_to_write(choices, source),
     )
 
 
-def _step_to_write(names: Sequence[str]) -> str:
+def _step_to_write(names: Sequence[str], source: NameSource) -> str:
     """Return the next step that offers names: 'Write name = "timm/resnet50" or "torchvision/resnet50"'."""
-    return "Write name = " + " or ".join(f'"{name}"' for name in names)
+    first_name, *others = names
+    quote = '"' if source.assignment.endswith('"') else ""
+    return " or ".join([f"Write {source.giving(first_name)}", *(f"{quote}{name}{quote}" for name in others)])
 
 
 def _libraries_step(missing: Sequence[str]) -> str:

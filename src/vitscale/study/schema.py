@@ -15,7 +15,7 @@ from typing import Any
 from vitscale.engines import ENGINES
 from vitscale.sources import SOURCES
 from vitscale.study.sections import SECTIONS, SWEEPABLE, Study
-from vitscale.trial.fields import Spec
+from vitscale.trial.fields import Spec, sections_of
 from vitscale.trial.model_spec import NAMED_MODELS
 
 _OFFERED_NAMES: dict[str, Collection[str]] = {"model.name": NAMED_MODELS, "data.name": SOURCES, "train.engine": ENGINES}
@@ -29,6 +29,8 @@ def study_schema() -> dict[str, Any]:
     _describe(schema, Study)
     for section_type in SECTIONS.values():
         _describe(definitions[section_type.__name__], section_type)
+        for table_type in sections_of(section_type).values():  # tables in a list of the section
+            _describe(definitions[table_type.__name__], table_type)
     for field, names in _OFFERED_NAMES.items():
         section, _, key = field.partition(".")
         properties = definitions[SECTIONS[section].__name__]["properties"]

@@ -45,6 +45,10 @@ WithoutNul = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 """Text that can be the value of a variable or a word of a command."""
 
 
+SlurmTime = Annotated[str, Field(pattern=r"^(\d+-)?\d{1,6}(:\d{2}){0,2}$")]
+"""A time span in Slurm's notation: minutes, or [days-]hours:minutes:seconds."""
+
+
 class TrainSection(TrainFields):
     """[train]: how to train, with "auto" where the machine or the data decide."""
 
@@ -118,42 +122,83 @@ class LaunchSection(Spec):
     """Allow more threads or ranks than there are cores or GPUs."""
 
 
-class SlurmSection(Spec):
+ContainerRuntime = Literal["apptainer", "singularity", "podman", "pyxis"]
+ContainerCommand = Literal["exec", "run"]
+GpuVendor = Literal["nvidia", "amd", "none"]
+
+
+class ContainerFields(Spec):
+    """The keys of a scheduler's section for the container in which ranks run (`schedulers/containers.py`)."""
+
+    container: str | None = None
+    """An image in which the ranks run."""
+    container_runtime: ContainerRuntime = "apptainer"
+    """Program that starts the container; pyxis starts Enroot as an option of srun."""
+    container_command: ContainerCommand = "exec"
+    """exec: start the ranks alone. run: hand their command to the image's own start (runscript, entrypoint)."""
+    container_gpus: GpuVendor | None = None
+    """Vendor of the GPUs that the container sees (`--nv`, `--rocm`); by default nvidia, and none with gpus = "none"."""
+    container_mounts: list[str] = Field(default_factory=list)
+    """HOST:CONTAINER pairs, besides the results and the working directory."""
+
+
+class SlurmSize(Spec):
+    """An entry of slurm.sizes: settings of [slurm] that are others for worlds of many nodes."""
+
+    min_nodes: int = Field(ge=1, le=1_000_000)
+    """Fewest nodes of the worlds that it is for; where several entries fit, the one with the most counts."""
+    partition: str | None = None
+    """Partition instead of slurm.partition, as are the keys below."""
+    account: str | None = None
+    """Account."""
+    qos: str | None = None
+    """Quality of service."""
+    time: SlurmTime | None = None
+    """Time limit."""
+    constraint: str | None = None
+    """Features that the nodes must have."""
+    reservation: str | None = None
+    """Reservation."""
+
+
+class SlurmSection(ContainerFields):
     """[slurm]: what `sbatch` is asked for besides nodes, ranks and cores, which follow from each world."""
 
-    jobs: Literal["job", "array"] = "job"
+    jobs: Literal["job", "array", "trial-array"] = "job"
     """job: one job for each world, which does its runs in turn. array: one array per world, with one run in each
-    element."""
+    element. trial-array: one array per world, with all runs of one trial in each element."""
     partition: str | None = None
     """Partition (queue) of the jobs."""
     account: str | None = None
     """Account that the jobs are charged to."""
     qos: str | None = None
     """Quality of service of the jobs."""
-    time: str | None = Field(default=None, pattern=r"^(\d+-)?\d{1,6}(:\d{2}){0,2}$")
+    time: SlurmTime | None = None
     """Time limit of each job: minutes, or [days-]hours:minutes:seconds."""
     constraint: str | None = None
     """Features that the nodes must have."""
     reservation: str | None = None
     """Reservation whose nodes the jobs take."""
+    sizes: list[SlurmSize] = Field(default_factory=list)
+    """Another partition, account, qos, time, constraint or reservation for worlds of many nodes."""
+    nodelist: str | None = None
+    """Nodes by name, "node[1-4],node7": each world takes the first of them."""
+    exclude: str | None = None
+    """Nodes that no job takes, by name."""
     gpus: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
     """How GPUs are asked for: `--gpus-per-node=N`, `--gres=gpu:N`, or not at all."""
     gpu_type: str | None = None
     """The cluster's name for the GPUs: `--gpus-per-node=a100:4`."""
     modules: list[str] = Field(default_factory=list)
     """Modules to load (`module load`) before the ranks start, in this order."""
-    container: str | None = None
-    """An image in which the ranks run."""
-    container_runtime: Literal["apptainer", "pyxis"] = "apptainer"
-    """What runs `container`: Apptainer, or pyxis as an option of srun."""
-    container_mounts: list[str] = Field(default_factory=list)
-    """HOST:CONTAINER pairs, besides the results and the working directory."""
     python: WithoutNul | None = None
     """The interpreter on the compute nodes or in the container; by default the one that runs `vitscale`."""
     options: list[str] = Field(default_factory=list)
     """Further `#SBATCH` options, one each: "--mail-type=END"."""
+    srun_options: list[str] = Field(default_factory=list)
+    """Further options of the srun that starts ranks, one each: "--cpu-bind=cores"."""
     setup: list[str] = Field(default_factory=list)
-    """Lines of shell in the batch script before the runs, for what a site needs. Only here is shell allowed."""
+    """Lines of shell in the batch script after the modules, for what a site needs. Only here is shell allowed."""
 
 
 class NodeSection(Spec):

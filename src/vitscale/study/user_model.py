@@ -22,19 +22,22 @@ _WEIGHTS_FILE = "model.safetensors"
 """File name of weights on the hub; several files are used only above 5 GB, which no named model reaches."""
 
 
-def with_located_files(study_path: Path, model: ModelSpec) -> ModelSpec:
+def with_located_files(
+    study_path: Path, model: ModelSpec, source: model_names.NameSource = model_names.IN_STUDY
+) -> ModelSpec:
     """Return the model with its name resolved to a factory, and its folders to absolute paths.
 
     A name that an installed package offers is replaced by the factory that it stands for, and that of a folder or of
     the hub by `hf`; a name of timm or torchvision gets its library in front. `hf` and `weights` become absolute paths
-    where they name folders beside the study file, or `weights` a file; else they stay names on the hub.
+    where they name folders beside the study file, or `weights` a file; else they stay names on the hub. `source` is
+    where the name stands, for messages.
 
     Raises:
         RequestError: there is no model of this name, or several that it can mean.
     """
     changes: dict[str, str | None] = {}
     if model.name is not None and model.name not in NAMED_MODELS:
-        changes |= _fields_of_name(study_path, model)
+        changes |= _fields_of_name(study_path, model, source)
     if model.hf:
         changes["hf"] = _folder_or_hub_name(study_path, model.hf)
     if model.weights:
@@ -42,7 +45,7 @@ def with_located_files(study_path: Path, model: ModelSpec) -> ModelSpec:
     return model.model_copy(update=changes) if changes else model
 
 
-def _fields_of_name(study_path: Path, model: ModelSpec) -> dict[str, str | None]:
+def _fields_of_name(study_path: Path, model: ModelSpec, source: model_names.NameSource) -> dict[str, str | None]:
     """Return the fields that a name stands for which is not one of vitscale's own."""
     name = model.name or ""
     factory = target("model", name)
@@ -50,7 +53,7 @@ def _fields_of_name(study_path: Path, model: ModelSpec) -> dict[str, str | None]
         return {"name": None, "factory": factory}
     if model.hf is not None or model.factory is not None:
         return {}  # more than one of the three, which is refused as such
-    meaning = model_names.meaning(study_path, name)
+    meaning = model_names.meaning(study_path, name, source)
     return {"name": meaning.name, "hf": meaning.hf}
 
 
@@ -84,7 +87,7 @@ def weights_digest(model: ModelSpec) -> str | None:
     folder = Path(model.weights)
     is_on_hub = not folder.is_absolute()
     if is_on_hub:
-        downloaded = _hub_file(model.weights, _WEIGHTS_FILE, "weights")
+        downloaded = _hub_file(model.weights, _WEIGHTS_FILE, "model.weights")
         return hashlib.sha256(downloaded.read_bytes()).hexdigest()
     digest_of_all = hashlib.sha256()
     for path in _checked_weights_files(model.weights, folder, needs_config=model.library is None):
@@ -189,13 +192,13 @@ def _is_whole(path: Path) -> bool:
     return _HEADER_SIZE_BYTES + header_bytes + tensor_bytes == file_bytes
 
 
-def check(study_path: Path, model: ModelSpec, hf_field: str = "hf") -> str | None:
+def check(study_path: Path, model: ModelSpec, field: str = "model.hf") -> str | None:
     """Check that the files of a located model are there, and return the digest of its configuration.
 
     Args:
         study_path: the study file.
         model: the model as `with_located_files` returns it.
-        hf_field: the field of [model] in which the study names the configuration, for messages: "hf" or "name".
+        field: where the model is named, for messages: "model.hf", "model.name", or "--model".
 
     Returns:
         For `hf` the SHA-256 of its config.json, which alone decides the model that is built. None for other models.
@@ -209,13 +212,13 @@ def check(study_path: Path, model: ModelSpec, hf_field: str = "hf") -> str | Non
         check_reference(study_path, what, model.factory, arguments=("num_classes", "image_size"))
         return None
     if model.library is not None:
-        library_models.check_installed(model.library)
+        library_models.check_installed(model.library, "model.name" if field == "model.hf" else field)
     if model.hf is None:
         return None
     folder = Path(model.hf)
-    config = folder / "config.json" if folder.is_absolute() else _hub_file(model.hf, "config.json", hf_field)
-    text = read_text(config, f"the configuration of model.{hf_field},", next_step="Give a folder with a config.json")
-    _check_type(model, text, what=f"model.{hf_field} {shown(model.hf)}")
+    config = folder / "config.json" if folder.is_absolute() else _hub_file(model.hf, "config.json", field)
+    text = read_text(config, f"the configuration of {field},", next_step="Give a folder with a config.json")
+    _check_type(model, text, what=f"{field} {shown(model.hf)}")
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -352,8 +355,8 @@ def _auto_models() -> str:
     return file.read_text(encoding="utf-8") if file.is_file() else ""
 
 
-def _hub_file(name: str, file: str, key: str) -> Path:
-    """Return a file from the hub, or from huggingface_hub's cache; `key` of [model] names it in messages.
+def _hub_file(name: str, file: str, field: str) -> Path:
+    """Return a file from the hub, or from huggingface_hub's cache; `field` names it in messages.
 
     Raises:
         RequestError: the hub does not have it or cannot be reached, and it is not in the cache.
@@ -372,7 +375,8 @@ def _hub_file(name: str, file: str, key: str) -> Path:
         return Path(hub.hf_hub_download(name, file, local_files_only=unreachable is not None))
     except Exception as error:  # no network, no such model, no permission: the library has a class for each
         reason = " ".join(str(unreachable or error).split())[:300]
-        what = f"model.{key} {shown(name)} is no folder beside the study file and cannot be had from the hub: {reason}"
+        place = "here" if field.startswith("--") else "beside the study file"
+        what = f"{field} {shown(name)} is no folder {place} and cannot be had from the hub: {reason}"
         raise RequestError(what, next_step=f"Give a local folder with a {file}, or a name that exists there") from None
 
 

@@ -97,6 +97,14 @@ _ADVICE_BY_FIELD: dict[str, tuple[tuple[str, str], ...]] = {
             'Write offload = "optimizer" (its states lie on the host) or "parameters" (weights too)',
         ),
     ),
+    "slurm.container_runtime": (
+        (r"enroot", 'Write container_runtime = "pyxis", by which srun starts Enroot'),
+        (r"docker", 'Write container_runtime = "podman", which takes the same images'),
+    ),
+    "slurm.container_gpus": (
+        (r"nv|cuda", 'Write container_gpus = "nvidia"'),
+        (r"rocm|hip", 'Write container_gpus = "amd"'),
+    ),
     "slurm.time": ((r".*", 'Write minutes ("90") or [days-]hours:minutes:seconds ("1:30:00")'),),
     "scaling.mode": (
         (r"strong", 'Write mode = "strong-micro" (each rank keeps its batch) or "strong-global" (all share one)'),

@@ -24,6 +24,10 @@ class _Known(NamedTuple):
     card: ModelCard
     digests: set[str | None]
 
+    def answers(self, request: TraceRequest) -> bool:
+        """Whether it is of the request's configuration; a request without a digest means any."""
+        return request.model_digest is None or request.model_digest in self.digests
+
 
 class _Counts(NamedTuple):
     """What all cards of a model have alike, whatever the device and the precision."""
@@ -44,23 +48,23 @@ class KnownModels:
     """
 
     def __init__(self) -> None:
-        self._known_by_conditions: dict[TraceRequest, list[_Known]] = {}
-        """Request without its digest -> the cards that count differently."""
-        self._conditions_by_model: dict[ModelSpec, dict[TraceRequest, None]] = {}
-        self._reasons: dict[TraceRequest, str] = {}
+        self._known_by_key: dict[TraceRequest, list[_Known]] = {}
+        """`_key` of a request -> the cards that count differently."""
+        self._keys_by_model: dict[ModelSpec, dict[TraceRequest, None]] = {}
+        self._reason_by_key: dict[TraceRequest, str] = {}
 
     def put(self, card: ModelCard) -> None:
         """Add a card beside others of the same name; one that counts the same as a known one adds its digest alone."""
-        conditions = _without_digest(card.request)
-        self._reasons.pop(conditions, None)
-        known = self._known_by_conditions.setdefault(conditions, [])
-        self._conditions_by_model.setdefault(conditions.model, {})[conditions] = None
-        for other in known:
-            if _count_the_same(card, other.card):
-                other.digests.add(card.request.model_digest)
+        key = _key(card.request)
+        self._reason_by_key.pop(key, None)
+        self._keys_by_model.setdefault(key.model, {})[key] = None
+        known_cards = self._known_by_key.setdefault(key, [])
+        for known in known_cards:
+            if _count_the_same(card, known.card):
+                known.digests.add(card.request.model_digest)
                 return
-        if len(known) < _MOST_CARDS_OF_A_REQUEST:
-            known.append(_Known(card, {card.request.model_digest}))
+        if len(known_cards) < _MOST_CARDS_OF_A_REQUEST:
+            known_cards.append(_Known(card, {card.request.model_digest}))
 
     def put_all(self, cards: Iterable[ModelCard]) -> None:
         """Add several cards."""
@@ -69,42 +73,41 @@ class KnownModels:
 
     def replace(self, card: ModelCard) -> None:
         """Put a card in place of all others of the same request, whatever their digests."""
-        self._known_by_conditions.pop(_without_digest(card.request), None)
+        self._known_by_key.pop(_key(card.request), None)
         self.put(card)
 
-    def put_reason(self, request: TraceRequest, reason: str) -> None:
-        """Remember why there is no card for a request, and forget those that were known."""
-        conditions = _without_digest(request)
-        self._known_by_conditions.pop(conditions, None)
-        self._reasons[conditions] = reason
+    def replace_with_reason(self, request: TraceRequest, reason: str) -> None:
+        """Put the reason why there is no card in place of all cards of a request, whatever their digests."""
+        key = _key(request)
+        self._known_by_key.pop(key, None)
+        self._reason_by_key[key] = reason
 
     def card(self, request: TraceRequest) -> ModelCard | None:
         """Return the card for a request; None where there is none, or where several differ.
 
         A request without a digest is answered by a card of any configuration, if there is only one.
         """
-        known = self._known_by_conditions.get(_without_digest(request), [])
-        digest = request.model_digest
-        cards = [other.card for other in known if digest is None or digest in other.digests]
-        return cards[0] if len(cards) == 1 else None
+        known_cards = self._known_by_key.get(_key(request), [])
+        matches = [known.card for known in known_cards if known.answers(request)]
+        return matches[0] if len(matches) == 1 else None
 
     def reason(self, request: TraceRequest) -> str:
         """Return why there is no card for a request; empty where that is not known."""
-        return self._reasons.get(_without_digest(request), "")
+        return self._reason_by_key.get(_key(request), "")
 
     def counts(self, model: ModelSpec) -> ModelCard | None:
         """Return any card of a model, for what all its cards have alike: parameters and FLOPs.
 
         None where there is none, or where two cards of one request have different parameters or FLOPs.
         """
-        found: ModelCard | None = None
-        for conditions in self._conditions_by_model.get(counted_part(model), {}):
-            known = self._known_by_conditions.get(conditions, [])
-            if len({_counts(other.card) for other in known}) > 1:
+        first_card: ModelCard | None = None
+        for key in self._keys_by_model.get(counted_part(model), {}):
+            known_cards = self._known_by_key.get(key, [])
+            if len({_counts(known.card) for known in known_cards}) > 1:
                 return None
-            if known and found is None:
-                found = known[0].card
-        return found
+            if known_cards and first_card is None:
+                first_card = known_cards[0].card
+        return first_card
 
 
 KNOWN_MODELS = KnownModels()
@@ -117,7 +120,8 @@ def counted_part(model: ModelSpec) -> ModelSpec:
     return model.model_copy(update={"weights": None, "parameter_count": None})
 
 
-def _without_digest(request: TraceRequest) -> TraceRequest:
+def _key(request: TraceRequest) -> TraceRequest:
+    """Return the request by which cards are looked up: without the digest, in which cards of one name may differ."""
     return request.model_copy(update={"model": counted_part(request.model), "model_digest": None})
 
 
@@ -131,4 +135,4 @@ def _count_the_same(card: ModelCard, other: ModelCard) -> bool:
 
 
 def _without_origin(card: ModelCard) -> ModelCard:
-    return card.model_copy(update={"versions": {}, "request": _without_digest(card.request)})
+    return card.model_copy(update={"versions": {}, "request": _key(card.request)})

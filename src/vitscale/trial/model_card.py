@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from vitscale.trial.model_spec import ModelSpec
 
 ComputeDtype = Literal["fp32", "bf16", "fp16"]
-TRACER_VERSION = "2"
+TRACER_VERSION = "3"
 """Raised with every change of what a trace counts, so that cards of before are made anew."""
 
 
@@ -87,6 +87,11 @@ class CardModule(_CardRecord):
     cast_elements: _Count = 0
     """Elements of these tensors of which autocast makes a copy in its dtype, once in each forward."""
 
+    @property
+    def elements(self) -> int:
+        """Elements of all these tensors."""
+        return sum(math.prod(shape) for shape in self.shapes)
+
 
 class CardPart(_CardRecord):
     """One part of a model, in the order of forward.
@@ -144,7 +149,7 @@ class ModelCard(_CardRecord):
     @cached_property
     def trainable_parameters(self) -> int:
         """Number of parameters that get a gradient."""
-        return sum(math.prod(shape) for module in self.modules() for shape in module.shapes)
+        return sum(module.elements for module in self.modules())
 
     @cached_property
     def parameters(self) -> int:

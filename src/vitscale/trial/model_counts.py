@@ -207,16 +207,30 @@ def swin_units(shape: SwinShape) -> list[tuple[ModelBlock, ...]]:
 def swin_maps(
     shape: SwinShape, ranks: int = 1, rank: int = 0, *, segments: bool = False
 ) -> list[tuple[tuple[int, int, int], ...]]:
-    """(rows, side, width) of the maps that leave each of `swin_units` for one image on one of `ranks` sequence ranks:
-    hidden states, and with `segments`, for UperNet's heads, the outputs of all stages merged so far."""
-    built = stages(shape, ranks, rank)
-    sizes = [(s.rows, s.side, s.width) for s in built]
-    following = [*sizes[1:], sizes[-1]]
-    return [
-        (hidden, *sizes[: number + (hidden is not sizes[number])] * segments)
-        for number, s in enumerate(built)
-        for hidden in [sizes[number]] * (s.depth - 1) + [following[number]]
-    ]
+    """Return the sizes (rows, side, width) of the maps that leave each of `swin_units` for one image.
+
+    The first is that of the hidden states. With `segments` the outputs of all stages so far follow, for UperNet's
+    heads; a stage's output counts once its merging, which makes other hidden states of it, is done.
+
+    Args:
+        shape: sizes of the model.
+        ranks: sequence ranks that share the tokens.
+        rank: the sequence rank.
+        segments: whether the model has UperNet's heads.
+    """
+    stage_sizes = [(stage.rows, stage.side, stage.width) for stage in stages(shape, ranks, rank)]
+    maps_by_unit: list[tuple[tuple[int, int, int], ...]] = []
+    for number, (depth, own_size) in enumerate(zip(shape.depths, stage_sizes, strict=True)):
+        is_last_stage = number == len(stage_sizes) - 1
+        outputs_before = stage_sizes[:number] if segments else []
+        maps_by_unit += [(own_size, *outputs_before)] * (depth - 1)
+        # The last block of a stage comes with its merging, so what leaves it has the next stage's size.
+        if is_last_stage:
+            maps_by_unit.append((own_size, *outputs_before))
+        else:
+            own_output = [own_size] if segments else []
+            maps_by_unit.append((stage_sizes[number + 1], *outputs_before, *own_output))
+    return maps_by_unit
 
 
 def _stage(s: SwinStage, last: bool) -> ModelBlock:
@@ -268,20 +282,32 @@ deviation (4). Autocast casts softmax back from fp32; it was held against a CPU'
 """
 
 
-def block_kept_bytes(s: SwinStage, precision: str, ranks: int = 1) -> int:
-    """Bytes that a block keeps of one image for backward, on each of `ranks` tensor ranks.
+def block_kept_bytes(stage: SwinStage, precision: str, tensor_ranks: int = 1) -> int:
+    """Return the bytes that a block keeps of one image for backward, on each of its ranks.
 
-    Elements per padded token and width: the windows (1); cut by heads, q, k and v, normalised q and k, and attention's
-    output (6). Elements per token and width: inputs of the norms and of the MLP's first layer (3); cut by the MLP's
-    width, inputs of GELU and of the second layer (8).
-    On sequence ranks inputs of q, k and v and attention's output are of the own tokens, without padding.
+    Kept in attention, for each padded token and channel: the windows (1); by heads q, k and v, the normalised q and k,
+    and attention's output (6). Kept outside attention, for each token and channel: inputs of both norms and of the
+    MLP's first layer (3); cut over tensor ranks the inputs of GELU and of the second layer, each four times as
+    wide (8).
+
+    On sequence ranks inputs of q, k and v (1) and attention's output (1) are of the rank's own tokens, without padding,
+    instead of windows and attention's output by heads.
     """
-    element, padded_heads, scores, token = _KEPT[precision]
-    of_heads = (padded_heads + scores * s.window**2) * (s.heads // (ranks * s.ranks))
-    own = s.width // ranks
-    whole, by_heads = (s.width, 6 * own) if s.ranks == 1 else (0, 5 * own // s.ranks)
-    of_tokens = 3 * s.width + 8 * own + (s.width + own if s.ranks > 1 else 0)
-    return s.padded * (element * (whole + by_heads) + of_heads) + s.tokens * (element * of_tokens + token)
+    element_bytes, padded_head_bytes, score_bytes, token_bytes = _KEPT[precision]
+    has_own_tokens = stage.ranks > 1
+    heads = stage.heads // (tensor_ranks * stage.ranks)
+    width_of_tensor_rank = stage.width // tensor_ranks
+
+    head_bytes = (padded_head_bytes + score_bytes * stage.window**2) * heads
+    in_attention = stage.width + 6 * width_of_tensor_rank
+    outside_attention = 3 * stage.width + 8 * width_of_tensor_rank
+    if has_own_tokens:
+        in_attention = 5 * width_of_tensor_rank // stage.ranks
+        outside_attention += stage.width + width_of_tensor_rank
+
+    padded_token_bytes = element_bytes * in_attention + head_bytes
+    own_token_bytes = element_bytes * outside_attention + token_bytes
+    return stage.padded * padded_token_bytes + stage.tokens * own_token_bytes
 
 
 def merge_kept_bytes(s: SwinStage, precision: str) -> int:
@@ -308,8 +334,10 @@ class DecoderShape(NamedTuple):
     auxiliary: bool
 
 
-_POOLED = (1, 2, 3, 6)
+_POOLED_SIDES = (1, 2, 3, 6)
+"""Pixels along a side to which the last map is pooled."""
 _AUXILIARY_MAP = 2
+"""Index of the map that the auxiliary head takes."""
 
 
 class DecoderLayer(NamedTuple):
@@ -330,52 +358,98 @@ class DecoderLayer(NamedTuple):
         return self.modules[1].tensors[0][0] if len(self.modules) > 1 else 0
 
 
+class _UperNet(NamedTuple):
+    """UperNet's layers by what they do."""
+
+    laterals: list[DecoderLayer]
+    """One on each map but the last."""
+    pooled: list[DecoderLayer]
+    """One on the last map at each of the pooled sizes."""
+    bottleneck: DecoderLayer
+    """Joins the last map and what was pooled of it."""
+    outputs: list[DecoderLayer]
+    """One on each map but the last, after the smaller maps were added to it."""
+    fusion: DecoderLayer
+    """Joins all maps at the side of the largest."""
+    classifier: DecoderLayer
+    auxiliary: list[DecoderLayer]
+    """The auxiliary head: a convolution and a classifier, or nothing."""
+
+    @classmethod
+    def of(cls, shape: DecoderShape) -> _UperNet:
+        """Return the layers for a decoder's sizes."""
+        size = shape.size
+        *other_sides, last_side = shape.sides
+        *other_widths, last_width = shape.widths
+        largest_side = shape.sides[0]
+        pooled = [_layer(last_width, size, 1, side) for side in _POOLED_SIDES]
+        last_map = last_width * last_side**2
+        pooled[0] = pooled[0]._replace(kept=pooled[0].kept + last_map)  # pooling keeps its input
+        return cls(
+            laterals=[_layer(width, size, 1, side) for width, side in zip(other_widths, other_sides, strict=True)],
+            pooled=pooled,
+            bottleneck=_layer(last_width + len(_POOLED_SIDES) * size, size, 3, last_side),
+            outputs=[_layer(size, size, 3, side) for side in other_sides],
+            fusion=_layer(len(shape.widths) * size, size, 3, largest_side),
+            classifier=_classifier(size, shape.classes, largest_side),
+            auxiliary=_auxiliary_head(shape) if shape.auxiliary else [],
+        )
+
+    def main_in_forward(self) -> list[DecoderLayer]:
+        """Return the layers without the auxiliary head, in the order of forward."""
+        return [*self.laterals, *self.pooled, self.bottleneck, *self.outputs, self.fusion, self.classifier]
+
+    def as_registered(self) -> list[DecoderLayer]:
+        """Return all layers in the order in which the library's module registers them."""
+        return [
+            self.classifier, *self.pooled, self.bottleneck, *self.laterals, *self.outputs, self.fusion, *self.auxiliary,
+        ]  # fmt: skip
+
+
+def _auxiliary_head(shape: DecoderShape) -> list[DecoderLayer]:
+    half_size = (shape.size + 1) // 2
+    side = shape.sides[_AUXILIARY_MAP]
+    on_map = _layer(shape.widths[_AUXILIARY_MAP], half_size, 3, side)
+    # The map itself is kept already, by the lateral that takes it too.
+    on_map = on_map._replace(kept=2 * on_map.given)
+    return [on_map, _classifier(half_size, shape.classes, side)]
+
+
 def upernet_layers(shape: DecoderShape) -> list[DecoderLayer]:
-    """UperNet (Xiao et al., "Unified Perceptual Parsing for Scene Understanding", ECCV 2018) on feature maps.
+    """Return the layers of UperNet in the order of forward, the auxiliary head's last.
 
-    The last map is pooled to 1, 2, 3 and 6 pixels a side; maps are added from the smallest to the largest; all are
-    joined at the largest, and classified. Its auxiliary head is one convolution on the third map.
+    UperNet (Xiao et al., "Unified Perceptual Parsing for Scene Understanding", ECCV 2018) pools the last map to 1, 2, 3
+    and 6 pixels a side, adds maps from the smallest to the largest, joins all at the largest, and classifies. Its
+    auxiliary head is one convolution on the third map, and a classifier.
 
-    Returns:
-        The layers in the order of forward. Each convolution keeps what it takes, each norm what it takes, each ReLU
-        what it gives; what one gives and the next takes is kept once.
+    Each convolution keeps what it takes, each norm what it takes, each ReLU what it gives; what one gives and the next
+    takes is kept once.
     """
-    size, classes, first = shape.size, shape.classes, shape.sides[0]
-    *others, (width, side) = zip(shape.widths, shape.sides, strict=True)
-    laterals = [_layer(w, size, 1, s) for w, s in others]
-    pooled = [_layer(width, size, 1, pixels) for pixels in _POOLED]
-    pooled[0] = pooled[0]._replace(kept=pooled[0].kept + width * side**2)  # pooling keeps its input map
-    bottleneck = _layer(width + len(_POOLED) * size, size, 3, side)
-    outputs = [_layer(size, size, 3, s) for _, s in others]
-    joined = _layer(len(shape.widths) * size, size, 3, first)
-    auxiliary = []
-    if shape.auxiliary:
-        half, third = (size + 1) // 2, shape.sides[_AUXILIARY_MAP]
-        on_map = _layer(shape.widths[_AUXILIARY_MAP], half, 3, third)
-        auxiliary = [on_map._replace(kept=2 * on_map.given), _classifier(half, classes, third)]
-    decoder = [*laterals, *pooled, bottleneck, *outputs, joined, _classifier(size, classes, first)]
-    return [*decoder, *auxiliary]
+    decoder = _UperNet.of(shape)
+    return [*decoder.main_in_forward(), *decoder.auxiliary]
 
 
 def upernet(shape: DecoderShape, before: Sequence[Module] = (), *, auxiliary_first: bool = False) -> ModelBlock:
-    """UperNet's modules, behind those that a model registers `before` it.
+    """Return UperNet's modules as one block.
 
-    Registered are the classifier, what is pooled and its bottleneck, the laterals, then the rest as in forward.
-    `auxiliary_first`: whether forward goes through the auxiliary head before the other one.
+    Args:
+        shape: sizes of the decoder.
+        before: modules that the model registers, and takes in forward, before these.
+        auxiliary_first: whether forward goes through the auxiliary head before the main one.
     """
-    layers, others = upernet_layers(shape), len(shape.widths) - 1
-    pooled = others + len(_POOLED) + 1
-    joined = pooled + others
-    auxiliary = range(joined + 2, len(layers))
-    order = [joined + 1, *range(others, pooled), *range(others), *range(pooled, joined + 1), *auxiliary]
+    decoder = _UperNet.of(shape)
     modules = list(before)
-    indices: dict[int, range] = {}
-    for number in order:
-        indices[number] = range(len(modules), len(modules) + len(layers[number].modules))
-        modules += layers[number].modules
-    heads = (range(joined + 2), auxiliary)
-    forward = [index for head in (reversed(heads) if auxiliary_first else heads) for n in head for index in indices[n]]
-    return ModelBlock(tuple(modules), (*range(len(before)), *forward))
+    indices_by_layer: dict[int, range] = {}  # by identity: layers of two maps may be equal
+    for layer in decoder.as_registered():
+        begin = len(modules)
+        modules += layer.modules
+        indices_by_layer[id(layer)] = range(begin, len(modules))
+    main = decoder.main_in_forward()
+    in_forward = [*decoder.auxiliary, *main] if auxiliary_first else [*main, *decoder.auxiliary]
+    forward = list(range(len(before)))
+    for layer in in_forward:
+        forward += indices_by_layer[id(layer)]
+    return ModelBlock(tuple(modules), tuple(forward))
 
 
 def _layer(inputs: int, outputs: int, kernel: int, side: int) -> DecoderLayer:

@@ -2,6 +2,11 @@
 
 Ranks that share one copy of the model split it along the axes tensor, sequence and pipeline. The copies are data
 parallel: ranks = pipeline x data x sequence x tensor.
+
+Hybrid sharding (HSDP) splits no model: each data-parallel rank computes all of it. Weights are sharded over a part of
+these ranks, the sharding group, and each sharding group is a replica of all others. Ranks with the same shard, one of
+each replica, are a replication group: 4 ranks in 2 replicas are the sharding groups (0, 1) and (2, 3), and the
+replication groups (0, 2) and (1, 3).
 """
 
 from __future__ import annotations
@@ -40,10 +45,13 @@ class ParallelSpec(Spec):
     shard_norms: Annotated[bool, FieldTraits(curve_words=("sharded norms", "whole norms"))] = False
     """Whether under `tensor` norms and residuals hold a part of the tokens on each rank, instead of all on every rank
     (Korthikanti et al., arXiv 2205.05198, section 4.2.2)."""
+    replicate: Annotated[SplitCount, FieldTraits(curve_words="replicas {}")] = 1
+    """Replicas of the sharded model, each over as many of the data-parallel ranks (HSDP; Zhao et al., "PyTorch FSDP",
+    arXiv 2304.11277, section 3.2.2). With 1 all of these ranks shard one; with as many as ranks, none shards."""
 
     def __hash__(self) -> int:
         """Hash the counts only: ten times as fast as pydantic's hash, for each of thousands of configurations."""
-        return hash((self.tensor, self.sequence, self.pipeline))
+        return hash((self.tensor, self.sequence, self.pipeline, self.replicate))
 
     @property
     def stages(self) -> int:
@@ -76,13 +84,23 @@ class ParallelSpec(Spec):
         return " x ".join(f"parallel.{axis} = {getattr(self, axis)}" for axis in self.split_axes)
 
     @property
+    def model_split(self) -> ParallelSpec:
+        """How ranks share a model, whatever replicas they shard."""
+        return self.model_copy(update={"replicate": 1})
+
+    @property
     def ranks_per_model(self) -> int:
         """Ranks that share one copy of the model."""
         return self.tensor * self.sequence * self.pipeline
 
+    @property
+    def least_ranks(self) -> int:
+        """The fewest ranks that can train like this, of which every number of ranks is a multiple."""
+        return self.ranks_per_model * self.replicate
+
 
 NO_SPLIT = ParallelSpec()
-"""No split: each rank has a model of its own."""
+"""No split: each rank has a model of its own. What shards weights shards them over all ranks."""
 
 
 def even_parts(count: int, ranks: int) -> list[slice]:
@@ -116,18 +134,28 @@ class RankLayout:
     data: int
     sequence: int
     tensor: int
+    replicate: int = 1
+    """Replicas of the sharded model among the data x sequence ranks; see the module's docstring."""
 
     @classmethod
     def of(cls, ranks: int, parallel: ParallelSpec) -> RankLayout:
         """Return the layout of a world with this many ranks.
 
         Raises:
-            ValueError: its ranks are not a multiple of those that share one model.
+            ValueError: its ranks are not a multiple of those that share one model, or replicas do not divide them.
         """
         models, remainder = divmod(ranks, parallel.ranks_per_model)
         if remainder or not models:
             raise ValueError(f"{ranks} ranks are not a multiple of {parallel.ranks_per_model}, which share one model")
-        return cls(pipeline=parallel.pipeline, data=models, sequence=parallel.sequence, tensor=parallel.tensor)
+        if ranks % parallel.least_ranks:
+            raise ValueError(f"{ranks} ranks do not divide into {parallel.replicate} equal replicas")
+        return cls(
+            pipeline=parallel.pipeline,
+            data=models,
+            sequence=parallel.sequence,
+            tensor=parallel.tensor,
+            replicate=parallel.replicate,
+        )
 
     @property
     def ranks(self) -> int:
@@ -150,10 +178,16 @@ class RankLayout:
         return self.data * self.sequence
 
     @property
+    def sharding_ranks(self) -> int:
+        """Number of ranks over which what shards weights shards them: data x sequence / replicate."""
+        return self.replicas // self.replicate
+
+    @property
     def exchanges_in_groups(self) -> bool:
         """Whether some exchanges involve only a part of the ranks, so that not all ranks leave one together."""
         is_along_one_axis = max(self.sizes) == self.ranks
-        return self.pipeline > 1 or not is_along_one_axis
+        shards_in_groups = 1 < self.replicate < self.replicas
+        return self.pipeline > 1 or not is_along_one_axis or shards_in_groups
 
     def coordinates(self, rank: int) -> Coordinates:
         """Return the position of a rank along each axis.
@@ -169,8 +203,12 @@ class RankLayout:
     def groups_in_words(self, rank: int) -> str:
         """Return a rank's group along each axis of several ranks: "pipeline 1+3, data 2+3" for rank 3.
 
-        Return an empty text where no ranks share a model.
+        With replicas it is the groups that exchange shards: "sharding 2+3, replication 1+3". Return an empty text where
+        no ranks share a model, and all shard it together.
         """
+        if 1 < self.replicate < self.replicas:
+            sharding, replication = _joined(self.sharding_group(rank)), _joined(self.replication_group(rank))
+            return f"sharding {sharding}, replication {replication}"
         if self.data == self.ranks:
             return ""
         clauses = []
@@ -179,6 +217,22 @@ class RankLayout:
                 (group,) = [ranks for ranks in self.groups(axis) if rank in ranks]
                 clauses.append(f"{axis} {_joined(group)}")
         return ", ".join(clauses)
+
+    def sharding_group(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks over which weights are sharded with a rank, in order: neighbours among its replicas."""
+        group = self._gradient_group(rank)
+        first = group.index(rank) // self.sharding_ranks * self.sharding_ranks
+        return group[first : first + self.sharding_ranks]
+
+    def replication_group(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks that hold the same shard as a rank, one of each replica, in order."""
+        group = self._gradient_group(rank)
+        return group[group.index(rank) % self.sharding_ranks :: self.sharding_ranks]
+
+    def _gradient_group(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks over which a rank's gradients are averaged: those that differ in data and sequence."""
+        (group,) = [ranks for ranks in self.groups("data", "sequence") if rank in ranks]
+        return group
 
     def groups(self, *axes: ParallelAxis) -> tuple[tuple[int, ...], ...]:
         """Return the groups of ranks that differ only along `axes`, each in order.

@@ -58,7 +58,8 @@ class Train:
         # Imported only now: torch takes its threads and cores from how the rank is pinned.
         from vitscale.worker.session import train
 
-        return train(self._header, rank, log, began)
+        silence_seconds = launch.silence_seconds if launch is not None else None
+        return train(self._header, rank, log, began, silence_seconds=silence_seconds)
 
 
 class Check:

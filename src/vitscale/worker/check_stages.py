@@ -1,6 +1,9 @@
 """The stages of one rank's check, in order: those that need no other rank are done even where ranks do not meet.
 
-Each ends in time, whatever hangs in it: it has a thread of its own, which is abandoned if need be."""
+Each ends in time, whatever hangs in it: it has a thread of its own, which is abandoned if need be. A GPU does its work
+in the order in which it comes, from whatever thread: if a stage hangs there, later ones that need the GPU are left out,
+and so those that compute come before the collectives, which hang most often.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,12 @@ _WARM_UP_BATCHES = 3
 """Batches that are not timed."""
 
 
+_HANGING_WORK: dict[CheckStage, str] = {"collectives": "a collective"}
+"""Stage -> its work in messages, where that is not the stage's name."""
+_AFTER_LIMITS_SECONDS = 60.0
+"""Time that collectives have beyond the limits of all stages, after which the rank has ended."""
+
+
 class CheckStages:
     """Does one stage after the other, and records how each ended."""
 
@@ -50,6 +59,8 @@ class CheckStages:
         record: Callable[[checks.StageLine], None],
         note_begin: Callable[[CheckStage], None],
         prepare: Callable[[], None],
+        *,
+        on_gpu: bool = False,
     ) -> None:
         """Stores what each stage needs.
 
@@ -58,17 +69,34 @@ class CheckStages:
             record: called with how a stage ended.
             note_begin: called with a stage before it begins.
             prepare: called first in each stage's thread: torch keeps the device of a process by thread.
+            on_gpu: whether the device is a GPU, which a stage that hangs keeps to itself.
         """
         self._limits = limits
         self._record = record
         self._note_begin = note_begin
         self._prepare = prepare
+        self._on_gpu = on_gpu
+        self._hung_on_gpu: CheckStage | None = None
+        """The stage that has not given the GPU back."""
 
-    def do(self, stage: CheckStage, work: Callable[[], None]) -> bool:
+    @property
+    def has_device(self) -> bool:
+        """Whether the device can be computed on: no stage hangs on a GPU."""
+        return self._hung_on_gpu is None
+
+    def do(self, stage: CheckStage, work: Callable[[], None], *, uses_device: bool = False) -> bool:
         """Does the work of a stage in a thread, and records how it ended; returns whether it was done in time.
 
         A thread that does not end in time goes on, as what hangs in it cannot be stopped; nothing waits for it.
+
+        Args:
+            stage: the stage.
+            work: its work.
+            uses_device: whether that runs on the device, so that it is left out where a stage hangs there.
         """
+        if uses_device and self._hung_on_gpu is not None:
+            self.skip(stage, f"not measured: {_HANGING_WORK.get(self._hung_on_gpu, self._hung_on_gpu)} before it hung")
+            return False
         self._note_begin(stage)
         failure: list[BaseException] = []
 
@@ -88,6 +116,8 @@ class CheckStages:
         if thread.is_alive():
             reason = f"not done after {limit:g} s"
             self._record(checks.StageLine(name=stage, ending="timeout", seconds=seconds, reason=reason))
+            if uses_device and self._on_gpu:
+                self._hung_on_gpu = stage
             return False
         if failure:
             reason = _first_line(failure[0])
@@ -128,22 +158,25 @@ def measure(request: CheckRequest, rank: RankInfo, log: RankLog, folder: Path, h
         if device.type == "cuda":
             torch.cuda.set_device(device)
 
-    stages = CheckStages(dict(request.limits), log.write, note_begin, prepare)
+    stages = CheckStages(dict(request.limits), log.write, note_begin, prepare, on_gpu=device.type == "cuda")
     measurements = _Measurements(request, rank, log, folder, device)
     stages.do("facts", lambda: measurements.record_facts(host_cores))
     is_distributed = rank.world_size > 1
     if is_distributed and rank.rank != 0:
         stages.do("network", measurements.reach_rank_0)
     has_joined = stages.do("join", measurements.join)
+    measurements.can_meet = is_distributed and has_joined
+    stages.do("matmul", measurements.measure_matmul, uses_device=True)
+    stages.do("compute", measurements.measure_compute, uses_device=True)
     if not is_distributed:
         stages.skip("collectives", "there is one rank")
     elif not has_joined:
         stages.skip("collectives", "the ranks did not meet")
     else:
-        measurements.can_meet = stages.do("collectives", measurements.sweep_collectives)
-    stages.do("matmul", measurements.measure_matmul)
-    stages.do("compute", measurements.measure_compute)
+        have_exchanged = stages.do("collectives", measurements.sweep_collectives, uses_device=True)
+        measurements.can_meet = measurements.can_meet and have_exchanged
     if request.trial is not None:
+        measurements.pins_memory = device.type == "cuda" and stages.has_device
         stages.do("loader", measurements.measure_loader)
     stages.do("disk", measurements.measure_disk)
 
@@ -158,7 +191,9 @@ class _Measurements:
         self._folder = folder
         self._device = device
         self.can_meet = False
-        """Whether there are other ranks, and collectives with them can be expected to end."""
+        """Whether there are other ranks, and they can be expected to come where this one waits for them."""
+        self.pins_memory = False
+        """Whether the loader puts batches into memory that a GPU reads, which waits for a GPU that hangs."""
 
     def record_facts(self, host_cores: int) -> None:
         """Records where this rank runs."""
@@ -202,11 +237,12 @@ class _Measurements:
 
     def join(self) -> None:
         """Meets the other ranks."""
-        group.join(self._rank, self._device, alone=self._rank.world_size == 1)
-        group.barrier()
+        silence_seconds = self._request.longest_seconds + _AFTER_LIMITS_SECONDS
+        group.join(self._rank, self._device, alone=self._rank.world_size == 1, silence_seconds=silence_seconds)
 
     def sweep_collectives(self) -> None:
         """Sweeps every group of ranks that differs from the others."""
+        group.barrier()
         for line in sweep_groups(self._request.sweep, self._rank, self._device):
             self._log.write(line)
         for line in sweep_split(self._request, self._device):
@@ -214,7 +250,7 @@ class _Measurements:
 
     def measure_matmul(self) -> None:
         """Measures the matrix-multiply rate of this rank's device."""
-        self._wait_for_other_ranks()
+        self._wait_for_other_ranks("matmul")
         line = measured_matmul(self._device, self._request.precision)
         if line is not None:
             self._log.write(line)
@@ -225,7 +261,7 @@ class _Measurements:
         # Looked at in each of the pieces of work, which last less than a second in a quick check.
         monitor = gpu_monitor(gpu_uuid(self._device), min(1.0, request.compute_seconds))
         try:
-            self._wait_for_other_ranks()
+            self._wait_for_other_ranks("compute")
             self._log.write(compute_speed(self._device, request.compute_repeats, request.compute_seconds, monitor))
         finally:
             monitor.close()
@@ -235,9 +271,8 @@ class _Measurements:
         trial = self._request.trial
         if trial is None:
             return
-        self._wait_for_other_ranks()
-        pin = self._device.type == "cuda"
-        self._log.write(loader_rate(trial, self._rank, self._request.loader_seconds, pin=pin))
+        self._wait_for_other_ranks("loader")
+        self._log.write(loader_rate(trial, self._rank, self._request.loader_seconds, pin=self.pins_memory))
 
     def measure_disk(self) -> None:
         """Writes and flushes as records are written; if the ranks have met, looks for a file of rank 0 too."""
@@ -257,9 +292,9 @@ class _Measurements:
         """Returns after how many seconds this rank sees a file that rank 0 creates once all have met."""
         if self._rank.world_size == 1:
             return _Sight(seconds=None, reason="there is one rank")
+        self._wait_for_other_ranks("disk")
         if not self.can_meet:
             return _Sight(seconds=None, reason="the ranks did not meet")
-        group.barrier()
         if self._rank.rank == 0:
             host.write_sign(self._folder, "shown")
             return _Sight(seconds=0.0, reason="")
@@ -267,10 +302,13 @@ class _Measurements:
         reason = "" if seconds is not None else f"not seen within {_SIGN_SECONDS:g} s"
         return _Sight(seconds, reason)
 
-    def _wait_for_other_ranks(self) -> None:
-        """Waits for the other ranks, if they can be expected to come."""
+    def _wait_for_other_ranks(self, stage: CheckStage) -> None:
+        """Waits for the other ranks in a stage, if they can be expected to come, for half of the stage's limit.
+
+        If they do not, this rank goes on alone from here.
+        """
         if self.can_meet:
-            group.barrier()
+            self.can_meet = group.meet_on_host(stage, self._request.limits[stage] / 2)
 
 
 class _Sight(NamedTuple):

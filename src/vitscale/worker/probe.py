@@ -153,8 +153,10 @@ class Probe:
         if self._script_steps is None:
             return
         if model is not None and parameters is None:
-            parameters = sum(_elements_of_parameter(parameter) for parameter in model.parameters())
-        self._script_steps.describe(parameters, flops_per_image, precision, model)
+            counted = sum(_elements_of_parameter(parameter) for parameter in model.parameters())
+            self._script_steps.describe(counted, flops_per_image, precision, model, parameters_source="measured")
+        else:
+            self._script_steps.describe(parameters, flops_per_image, precision, model)
 
 
 def _elements_of_parameter(parameter: Any) -> int:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -327,10 +327,13 @@ class ScriptSteps:
         flops_per_image: float | None,
         precision: str | None,
         module: torch.nn.Module | None = None,
+        *,
+        parameters_source: Literal["measured", "told"] = "told",
     ) -> None:
         """Takes what is known of the model that is trained; None changes nothing.
 
-        Without `flops_per_image` the FLOPs of `module` are counted.
+        Without `flops_per_image` the FLOPs of `module` are counted. `parameters_source`: whether the parameters were
+        counted of `module`, or the script states their number.
 
         Raises:
             ValueError: `precision` is not what the trial has.
@@ -340,11 +343,11 @@ class ScriptSteps:
                 f"probe.describe(precision={precision!r}), and this trial has train.precision = "
                 f"{self._trial.train.precision!r}: correct one of the two"
             )
-        changes: dict[str, int] = {}
+        changes: dict[str, int | str] = {}
         if parameters is not None:
-            changes["parameters"] = parameters
+            changes |= {"parameters": parameters, "parameters_source": parameters_source}
         if flops_per_image is not None:
-            changes["flops_per_image"] = round(flops_per_image)
+            changes |= {"flops_per_image": round(flops_per_image), "flops_source": "told"}
         self._model = self._model.model_copy(update=changes)
         if self._recorder is not None:
             self._log.write(self._model)
@@ -375,7 +378,7 @@ class ScriptSteps:
             print(f"vitscale: the model's FLOPs are not counted: {type(error).__name__}: {error}", file=sys.stderr)
             return
         if flops:
-            self._model = self._model.model_copy(update={"flops_per_image": flops})
+            self._model = self._model.model_copy(update={"flops_per_image": flops, "flops_source": "traced"})
             self._log.write(self._model)
 
     # One step

@@ -37,7 +37,9 @@ from vitscale.worker.rank_process import RankInfo
 from vitscale.worker.training import Training
 
 
-def train(header: RunHeader, rank: RankInfo, log: RankLog, began: float) -> Training:
+def train(
+    header: RunHeader, rank: RankInfo, log: RankLog, began: float, *, silence_seconds: float | None = None
+) -> Training:
     """Builds and trains; returns objects that must not be destroyed before the process ends.
 
     Args:
@@ -45,6 +47,7 @@ def train(header: RunHeader, rank: RankInfo, log: RankLog, began: float) -> Trai
         rank: which rank this is.
         log: its record.
         began: `time.perf_counter()` before torch was imported.
+        silence_seconds: how long a driver waits for a sign of any rank; None: there is no driver.
 
     Raises:
         RuntimeError: the data is not what the study was started with.
@@ -80,7 +83,9 @@ def train(header: RunHeader, rank: RankInfo, log: RankLog, began: float) -> Trai
     facts = wrapper_facts(trial.train)
     on_host = facts.gradients_on_host(trial.train)
     with extensions.watched() as compiled:
-        backend = group.join(rank, device, alone=facts.alone, gradients_on_host=on_host)
+        backend = group.join(
+            rank, device, alone=facts.alone, gradients_on_host=on_host, silence_seconds=silence_seconds
+        )
         engine = building.build(model, trial, device)
     log.write(start_line(header, rank, device, backend, engines=(trial.train.engine,)))
     laps.end("engine", compiled)

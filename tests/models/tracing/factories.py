@@ -9,6 +9,8 @@ import time
 import torch
 from torch import Tensor, nn
 
+from vitscale.errors import VitscaleError
+
 
 class Linear(nn.Module):
     """A classifier on the pixels."""
@@ -87,6 +89,44 @@ def apart(num_classes: int, image_size: int) -> nn.Module:
     return Apart(num_classes)
 
 
+class Staged(nn.Module):
+    """Two blocks in a list, and two layers of their class outside of it."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 8)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.head = nn.Linear(8, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = self.first(images.mean(dim=(2, 3)))
+        for block in self.blocks:
+            hidden = block(hidden)
+        logits: Tensor = self.head(hidden)
+        return logits
+
+
+def staged(num_classes: int, image_size: int) -> nn.Module:
+    return Staged(num_classes)
+
+
+class BlocksInFp32(Staged):
+    """It switches autocast off around its blocks."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = self.first(images.mean(dim=(2, 3)))
+        with torch.autocast(images.device.type, enabled=False):
+            hidden = hidden.float()
+            for block in self.blocks:
+                hidden = block(hidden)
+        logits: Tensor = self.head(hidden)
+        return logits
+
+
+def blocks_in_fp32(num_classes: int, image_size: int) -> nn.Module:
+    return BlocksInFp32(num_classes)
+
+
 def built_from_values(num_classes: int, image_size: int) -> nn.Module:
     rates = [rate.item() for rate in torch.linspace(0, 1, 3)]
     return Linear(num_classes, image_size) if rates[-1] == 1 else nn.Identity()
@@ -102,6 +142,35 @@ class Branching(Linear):
 
 def branching(num_classes: int, image_size: int) -> nn.Module:
     return Branching(num_classes, image_size)
+
+
+class Unspeakable(Linear):
+    """Its error has a character that no text may have."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        raise ValueError("\udc80")
+
+
+def unspeakable(num_classes: int, image_size: int) -> nn.Module:
+    return Unspeakable(num_classes, image_size)
+
+
+class WordlessError(VitscaleError):
+    """An error that says nothing."""
+
+    def __str__(self) -> str:
+        return ""
+
+
+class Wordless(Linear):
+    """It raises one."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        raise WordlessError("")
+
+
+def wordless(num_classes: int, image_size: int) -> nn.Module:
+    return Wordless(num_classes, image_size)
 
 
 class Selecting(Linear):

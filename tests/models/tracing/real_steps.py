@@ -6,6 +6,7 @@ import json
 import weakref
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ from vitscale.models.batch_norm import over_real_images
 from vitscale.models.blocks import blocks_of, checkpoint_block
 from vitscale.models.losses import label_losses, slot_loss
 from vitscale.models.named import AuxiliaryLogits
+from vitscale.models.tracing import trace
+from vitscale.trial.model_card import ModelCard, TraceRequest
 from vitscale.trial.model_spec import ModelSpec, resolve
 
 CLASSES = 7
@@ -65,6 +68,12 @@ def configured(name: str, folder: Path) -> ModelSpec:
     return resolve(ModelSpec(hf=str(folder), image_size=configuration.get("image_size", 32)), CLASSES)
 
 
+@cache
+def card_of(spec: ModelSpec, **options: Any) -> ModelCard:
+    """The card of a model, traced once by this process; options are fields of the request."""
+    return trace(TraceRequest(model=spec, **options))
+
+
 class RealStep(NamedTuple):
     """What a real forward has done."""
 
@@ -107,6 +116,7 @@ def address(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+@cache
 def real_step(
     spec: ModelSpec, images: int, *, autocast: torch.dtype | None = None, checkpointing: bool = False
 ) -> RealStep:

@@ -9,11 +9,13 @@ from typing import Any, Literal
 
 import pytest
 import torch
+import transformers.utils.generic
 from torch import Tensor, nn
+from transformers.utils.generic import maybe_autocast
 
-from models.tracing.real_steps import SWIN, UPERNET, VIT, Watch, configured, named, real_step
+from models.tracing.real_steps import SWIN, UPERNET, VIT, Watch, card_of, configured, named, real_step
 from vitscale.models.named import Attention
-from vitscale.models.tracing import TraceError, trace
+from vitscale.models.tracing import TraceError
 from vitscale.models.tracing.attention import attention_of
 from vitscale.models.tracing.autocast import EmulatedAutocast, meta_stands_for
 from vitscale.models.tracing.autocast_lists import CAST_CLASSES
@@ -128,7 +130,6 @@ class InFp32(nn.Module):
         return outputs
 
 
-@pytest.mark.filterwarnings("ignore:.*CUDA is not available")
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_a_model_that_switches_autocast_off_computes_in_fp32(device: Literal["cuda", "cpu"]) -> None:
     emulated = autocast(device)
@@ -142,12 +143,63 @@ def test_a_model_that_switches_autocast_off_computes_in_fp32(device: Literal["cu
         torch.autocast("meta")
 
 
+class Regions(nn.Module):
+    """A layer in regions of autocast that transformers' function begins; notes the dtypes of its results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4, device=META)
+        self.dtypes: list[torch.dtype] = []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        device = inputs.device.type
+        with maybe_autocast(device, enabled=False):
+            self.dtypes.append(self.layer(inputs).dtype)
+            with maybe_autocast(device, dtype=torch.bfloat16):
+                self.dtypes.append(self.layer(inputs).dtype)
+            self.dtypes.append(self.layer(inputs).dtype)
+        outputs: Tensor = self.layer(inputs)
+        self.dtypes.append(outputs.dtype)
+        return outputs
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_region_that_transformers_switches_off_is_off_and_one_inside_is_on(device: Literal["cuda", "cpu"]) -> None:
+    """Whether or not this machine has the device."""
+    emulated = autocast(device)
+    model = Regions()
+    with emulated.installed(), meta_stands_for(device), emulated.active():
+        model(torch.empty(2, 4, device=META))
+    single, half = torch.float32, torch.bfloat16
+    assert model.dtypes == [single, half, single, half]
+    assert maybe_autocast is transformers.utils.generic.maybe_autocast  # as it was before
+
+
+def test_our_own_attention_casts_nothing_where_autocast_is_switched_off() -> None:
+    attention = Attention(8, heads=2).to(META)
+    emulated = autocast()
+    seen: list[torch.dtype] = []
+    attention.q_proj.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].dtype))
+    with emulated.installed(), meta_stands_for("cuda"), emulated.active(), torch.autocast("meta", enabled=False):
+        attention(torch.empty(2, 3, 8, device=META))
+    assert seen == [torch.float32]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["all", "checkpointing"])
+def test_blocks_in_a_region_that_is_switched_off_multiply_in_fp32_in_the_repetition_too(checkpointing: bool) -> None:
+    spec = ModelSpec(factory="models.tracing.factories:blocks_in_fp32", image_size=8, num_classes=7)
+    card = card_of(spec, device="cuda", autocast_dtype="bf16", checkpointing=checkpointing)
+    copies = {module.name: module.cast_elements for module in card.modules()}
+    assert copies == {"first": 8 * 3 + 8, "blocks.0": 0, "blocks.1": 0, "head": 7 * 8 + 7}
+
+
 def test_weights_that_are_cast_are_on_the_card() -> None:
-    card = trace(TraceRequest(model=named(VIT), device="cuda", autocast_dtype="bf16"))
+    card = card_of(named(VIT), device="cuda", autocast_dtype="bf16")
     for module in card.modules():
         elements = sum(torch.Size(shape).numel() for shape in module.shapes)
         assert module.cast_elements == (elements if module.is_cast else 0)
-    plain = trace(TraceRequest(model=named(VIT), device="cuda"))
+    plain = card_of(named(VIT), device="cuda", weight_dtype="fp32")
     assert {module.cast_elements for module in plain.modules()} == {0}
 
 

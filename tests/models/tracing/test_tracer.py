@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from models.tracing.real_steps import (
     SWIN,
     UPERNET,
     VIT,
+    card_of,
     configured,
     named,
     real_peak_bytes,
@@ -25,18 +25,13 @@ from models.tracing.real_steps import (
 )
 from vitscale import models
 from vitscale.models.blocks import blocks_of
-from vitscale.models.tracing import TraceError, trace
+from vitscale.models.tracing import TraceError
 from vitscale.trial import model_cost
-from vitscale.trial.model_card import ModelCard, PerImage, TraceRequest
+from vitscale.trial.model_card import ModelCard, PerImage
 from vitscale.trial.model_spec import ModelSpec
 
 IMAGES = 3
 """Neither of the two traced batches."""
-
-
-@cache
-def card_of(spec: ModelSpec, **options: Any) -> ModelCard:
-    return trace(TraceRequest(model=spec, **options))
 
 
 def kept_bytes(card: ModelCard, images: int = IMAGES) -> int:

@@ -17,13 +17,17 @@ BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "memory.py"
 BY_DAY = [
     "ddp, bf16-params",
     "ZeRO-3, fp32, 32 images",
+    "ZeRO-2, optimizer offloaded, fp32, 2 micro-steps",
     "fsdp2, tensor 2, Swin, fp32, checkpointing",
     "ddp, sequence 2, Swin, fp32, padded windows",
     "fsdp2, pipeline 2, interleaved, sharded weights, Swin, fp32, 8 images",
     "ddp, Swin V2 with UperNet, checkpointing",
+    "fsdp2, 2 replicas, fp32, 2 micro-steps",
 ]
 AT_NIGHT = [
     "ddp, fp32, bucket views, 2 micro-steps",
+    "ZeRO-3, parameters offloaded, fp32, 2 micro-steps",
+    "ZeRO-3, hpZ, fp32, 2 micro-steps",
     "ddp, fp32, fp16 gradients",
     "ddp, fp32, LAMB",
     "ddp, fp32, SGD without momentum",
@@ -78,10 +82,20 @@ UNLIKE_BLOCKS = [
     for model in ("Swin V2", "Swin V2 with UperNet", "ViT with UperNet")
     for variant in ("fp32", "bf16-params", "bf16", "checkpointing", "32 images")
 ]
+REPLICATED = [
+    f"fsdp2, {replicas} replicas, {variant}"
+    for replicas in (2, 4)
+    for variant in (
+        "fp32", "fp32, 32 images", "fp32, 2 micro-steps", "fp32, bf16 gradients", "fp32, kept after forward",
+        "bf16-params", "bf16-params, fp32 masters", "Swin V2, fp32", "Swin V2, 2 micro-steps",
+        "Swin V2, bf16 gradients",
+    )
+]  # fmt: skip
+"""On four ranks, in two replicas of two and in four of one."""
 
 
-def measured(configurations: list[str], steps: int) -> list[dict[str, Any]]:
-    argv = [str(BENCHMARK), "--ranks", "2", "--steps", str(steps), "--json", "--only", *configurations]
+def measured(configurations: list[str], steps: int, ranks: int = 2) -> list[dict[str, Any]]:
+    argv = [str(BENCHMARK), "--ranks", str(ranks), "--steps", str(steps), "--json", "--only", *configurations]
     answer = prepared_here().run({"kind": "script", "argv": argv, "environment": dict(os.environ)}, 1200)
     assert answer.returncode == 0, answer.stderr[-3000:]
     rows = [json.loads(line) for line in answer.stdout.splitlines()]
@@ -106,3 +120,10 @@ def test_two_ranks_take_what_was_forecast(configurations: list[str]) -> None:
     if once := off(measured(configurations, 3)):
         twice = off(measured([f"{row['engine'].removeprefix('deepspeed, ')}, {row['variant']}" for row in once], 8))
         assert not twice, (once, twice)
+
+
+@pytest.mark.nightly
+@pytest.mark.ranks
+@pytest.mark.timeout(2500)
+def test_four_ranks_in_replicas_take_what_was_forecast() -> None:
+    assert not off(measured(REPLICATED, 8, ranks=4))

@@ -119,7 +119,7 @@ def test_what_was_not_traced_says_so(known: KnownModels) -> None:
     known.put(make_card())
     assert unavailable(trial()) == ""
     assert unavailable(trial(device="cuda", precision="bf16")) == "this model was not traced for bf16 on cuda"
-    known.put_reason(make_card(checkpointing=True).request, "aten::nonzero needs values")
+    known.replace_with_reason(make_card(checkpointing=True).request, "aten::nonzero needs values")
     assert unavailable(trial(activation_checkpointing=True)) == "aten::nonzero needs values"
 
 

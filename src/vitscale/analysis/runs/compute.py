@@ -23,7 +23,7 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.runs.steps import LIGHT
@@ -31,7 +31,7 @@ from vitscale.errors import VitscaleError
 from vitscale.store.lines import Steps
 from vitscale.store.records import EnergyReading, RankRecord, ResourcesLine
 from vitscale.store.results import Run
-from vitscale.trial.model_cost import training_flops
+from vitscale.trial.model_cost import has_formula, training_flops
 from vitscale.trial.trial import Precision, Trial
 
 
@@ -188,10 +188,23 @@ DTYPES: Mapping[Precision, str] = {"fp32": "fp32", "bf16": "bf16", "bf16-params"
 """Precision of a training -> dtype of its matrix products."""
 
 
+FlopsSource = Literal["by formula", "traced", "told"]
+"""How the FLOPs of a model are known: "traced" by counting its operators; "told" by a user's own script."""
+
+
+class ImageFlops(NamedTuple):
+    """FLOPs of training one image, forward and backward (1 MAC = 2 FLOP), and how they are known."""
+
+    flops: int
+    source: FlopsSource
+
+
 @dataclass(frozen=True)
 class Compute:
     """Rates of one run in the model's own FLOPs, 3 x forward (1 MAC = 2 FLOP): what is recomputed counts once."""
 
+    image_flops: ImageFlops | None
+    """What the rates rest on; None where it is unknown."""
     achieved_flops_per_second: float | None
     """Per rank: FLOPs of an image x images/s of all ranks / ranks."""
     matmul_flops_per_second: float | None
@@ -222,17 +235,16 @@ class Compute:
 def compute(run: Run, figures: RunFigures) -> Compute:
     """Work out the rates of one run."""
     trial = run.header.trial
-    recorded_flops = figures.model.flops_per_image if figures.model is not None else None
-    flops = flops_per_image(trial) if recorded_flops is None else recorded_flops  # a text: why they are unknown
+    image_flops = _flops_of_run(trial, figures)  # a text: why they are unknown
     published_peak = _peak_of_run(run)  # a text: why it is unknown
     reasons: list[str] = []
     achieved = None
-    if isinstance(flops, str):
-        reasons.append(flops)
+    if isinstance(image_flops, str):
+        reasons.append(image_flops)
     elif figures.images_per_second is None:
         reasons.append("no light step was timed")
     else:
-        achieved = flops * figures.images_per_second / trial.world.size
+        achieved = image_flops.flops * figures.images_per_second / trial.world.size
     if isinstance(published_peak, str):
         reasons.append(published_peak)
     matmul_rates = {rank.rank: rank.matmul.flops_per_second for rank in run.ranks if rank.matmul is not None}
@@ -242,12 +254,24 @@ def compute(run: Run, figures: RunFigures) -> Compute:
     if achieved is not None and trial.layout.pipeline <= 1:
         shares_of_matmul = _shares_of_matmul(run, achieved, matmul_rates)
     return Compute(
+        image_flops=None if isinstance(image_flops, str) else image_flops,
         achieved_flops_per_second=achieved,
         matmul_flops_per_second=statistics.fmean(matmul_rates.values()) if is_measured_on_all_ranks else None,
         peak=published_peak if isinstance(published_peak, Peak) else None,
         reason=reasons[0] if reasons else "",
         shares_of_matmul=shares_of_matmul,
     )
+
+
+def _flops_of_run(trial: Trial, figures: RunFigures) -> ImageFlops | str:
+    """Return the training FLOPs of one image, as a script recorded them, else of its model; or why they are unknown."""
+    model = figures.model
+    if model is not None and model.flops_per_image is not None:
+        return ImageFlops(model.flops_per_image, model.flops_source or "told")
+    flops = flops_per_image(trial)
+    if isinstance(flops, str):
+        return flops
+    return ImageFlops(flops, "by formula" if has_formula(trial.model) else "traced")
 
 
 def flops_per_image(trial: Trial) -> int | str:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from vitscale.analysis.runs.compute import Compute, Energy, compute, energy_per_image
+from vitscale.analysis.runs.compute import Compute, Energy, FlopsSource, ImageFlops, compute, energy_per_image
 from vitscale.analysis.runs.environments import environments
 from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.runs.repeats import Clusters, over_runs
@@ -91,6 +91,10 @@ class ResourceFigures:
     energy_source: str | None
     energy_reason: str
     """Why the energy is None; empty where it is known."""
+    flops_per_image: int | None
+    """FLOPs of training one image, forward and backward (1 MAC = 2 FLOP)."""
+    flops_source: FlopsSource | None
+    """How these are known; None where they are not."""
     matmul_flops_per_second: float | None
     """Measured on these devices, mean over ranks."""
     achieved_flops_per_second: Estimate | None
@@ -221,6 +225,7 @@ def resource_figures(
 
     joules_per_image = estimate([use.energy.joules_per_image for use in uses])
     mfu = estimate([use.compute.mfu for use in uses])
+    image_flops = _first_known_flops(uses)
     return ResourceFigures(
         by_rank=by_rank,
         peak_rss_bytes=_highest(line.peak_rss_bytes for line in lines),
@@ -244,6 +249,8 @@ def resource_figures(
         joules_per_image=joules_per_image,
         energy_source=_first_nonempty(use.energy.source for use in uses),
         energy_reason=uses[0].energy.reason if joules_per_image is None else "",
+        flops_per_image=None if image_flops is None else image_flops.flops,
+        flops_source=None if image_flops is None else image_flops.source,
         matmul_flops_per_second=known_median(use.compute.matmul_flops_per_second for use in uses),
         achieved_flops_per_second=estimate([use.compute.achieved_flops_per_second for use in uses]),
         share_of_matmul=estimate([use.compute.share_of_matmul for use in uses]),
@@ -251,6 +258,14 @@ def resource_figures(
         peak_name=_first_nonempty(use.compute.peak_name for use in uses),
         mfu_reason=uses[0].compute.reason if mfu is None else "",
     )
+
+
+def _first_known_flops(uses: Sequence[_RunUse]) -> ImageFlops | None:
+    """Return the FLOPs of the first run that knows them: all runs of a trial train one model."""
+    for use in uses:
+        if use.compute.image_flops is not None:
+            return use.compute.image_flops
+    return None
 
 
 def timed_spans(run: Run, steady_from: int = 0) -> dict[int, range]:

@@ -10,5 +10,6 @@ FACTS = EngineFacts(
     packages=("accelerate",),
     stands_for="accelerate_backend",
     defaults={"accelerate_backend": "ddp"},
+    replicas_must_shard=True,
     checked=({"accelerate_backend": "ddp"},),
 )

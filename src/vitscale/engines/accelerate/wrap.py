@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -171,18 +171,26 @@ def _wrapper_class(backend: str) -> type:
     return FSDPModule if backend == "fsdp2" else DistributedDataParallel
 
 
+_STATE_VARIABLES = (
+    "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_TORCH_DEVICE",
+)  # fmt: skip
+"""Variables by which Accelerate would take another backend, precision or device than those of the trial."""
+
+
 def _accelerator(model: nn.Module, trial: Trial, device: torch.device) -> Any:
     """Return the `Accelerator` that wraps as the trial's backend does."""
     from accelerate import Accelerator
 
     # Accelerate reads these when it makes the process's state: they must not be left from the shell of this rank.
-    for name in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_MIXED_PRECISION"):
+    for name in _STATE_VARIABLES:
         os.environ.pop(name, None)
     backend = trial.train.wrapper
     if backend == "deepspeed":
         options = _deepspeed_options(trial)
     elif backend == "fsdp2":
         options = _torch_options(trial.train, device) | {"fsdp_plugin": fsdp2_plugin(model, trial.train)}
+        if trial.parallel.replicate > 1:
+            options["parallelism_config"] = replicas_config(trial)
     else:
         options = _torch_options(trial.train, device) | {"kwargs_handlers": [ddp_handler(trial.train)]}
     return Accelerator(gradient_accumulation_steps=trial.train.grad_accum, **options)
@@ -200,22 +208,84 @@ def _torch_options(train: TrainSpec, device: torch.device) -> dict[str, Any]:
     return {"mixed_precision": train.precision if is_autocast else "no", "cpu": device.type == "cpu"}
 
 
+_BLOCK_CLASS = "VitscaleBlock"
+"""Name of the class of a model's blocks, by which Accelerate finds them."""
+
+
+def _give_own_class(blocks: Sequence[nn.Module]) -> None:
+    """Give a model's blocks a subclass of their class, of which nothing else in the model is.
+
+    Accelerate wraps all modules of the class that a name stands for, and of its subclasses (`fsdp2_prepare_model`). The
+    class of blocks may occur outside of them too: timm's EfficientNet has stages of one block, which are no list.
+    `fully_shard` itself changes the classes of what it wraps like this.
+    """
+    if blocks:
+        block_class = type(blocks[0])  # all blocks are of one class (`blocks_of`)
+        own_class = type(_BLOCK_CLASS, (block_class,), {})
+        for block in blocks:
+            block.__class__ = own_class
+
+
+def _answer_without_embeddings(model: nn.Module) -> None:
+    """Let models of transformers that know no embeddings of theirs (ConvNeXt, UperNet) answer that they have none.
+
+    They raise an error where Accelerate 1.15 asks for the embeddings, which it wraps by themselves.
+    """
+    for question in ("get_input_embeddings", "get_output_embeddings"):
+        ask = getattr(model, question, None)
+        if ask is None:
+            continue
+        try:
+            ask()
+        except NotImplementedError:
+            setattr(model, question, lambda: None)
+
+
 def fsdp2_plugin(model: nn.Module, train: TrainSpec) -> Any:
-    """Return Accelerate's settings of FSDP2, with which it does what `Fsdp2Engine.wrap` does."""
+    """Return Accelerate's settings of FSDP2, with which it wraps the blocks that `Fsdp2Engine.wrap` does.
+
+    From 1.15 on it also wraps what `get_input_embeddings` returns, and the last norm that is a direct child of the
+    model. Forecasts count both to the root, all that is in no block: they are too high by the embeddings at most.
+
+    Args:
+        model: its blocks get a class of their own.
+        train: the study's options.
+    """
     from accelerate.utils import FullyShardedDataParallelPlugin
 
+    blocks = blocks_of(model)
+    _give_own_class(blocks)
+    _answer_without_embeddings(model)
     options = fsdp2_options(train)
     return FullyShardedDataParallelPlugin(
         fsdp_version=2,
         reshard_after_forward=options.reshard_after_forward,
         auto_wrap_policy="transformer_based_wrap",
-        transformer_cls_names_to_wrap=sorted({type(block).__name__ for block in blocks_of(model)}),
+        transformer_cls_names_to_wrap=[_BLOCK_CLASS] if blocks else [],
         cpu_offload=options.offloads_to_host,
         # The weights are the same on every rank already, so rank 0's need not be sent around.
         cpu_ram_efficient_loading=False,
         # Without a policy Accelerate makes one of `mixed_precision`, under which weights are gathered, norms computed
         # and gradients reduced in that dtype (`AcceleratorState` of 1.15): that is not autocast over fp32 weights.
         mixed_precision_policy=options.mixed_precision,
+    )
+
+
+def replicas_config(trial: Trial) -> Any:
+    """Return Accelerate's settings of replicas, of which it makes the mesh that `Fsdp2Engine.wrap` has.
+
+    Accelerate 1.15 refuses them on a CPU, and replicas of one rank (`ParallelismConfig._validate_accelerator`).
+    """
+    from accelerate import ParallelismConfig
+
+    layout = trial.layout
+    return ParallelismConfig(
+        dp_replicate_size=layout.replicate,
+        dp_shard_size=layout.sharding_ranks,
+        # Given, for otherwise the shell's PARALLELISM_CONFIG_* decide.
+        tp_size=1,
+        cp_size=1,
+        sp_size=1,
     )
 
 

@@ -417,35 +417,6 @@ def synchronised(config: dict[str, Any] | None) -> bool:
     return config is not None and config.get("wall_clock_breakdown") is True
 
 
-_UNMODELLED_SWITCHES = (
-    "cpu_offload", "cpu_offload_param", "zero_quantized_weights", "zero_quantized_nontrainable_weights",
-    "zero_quantized_gradients",
-)  # fmt: skip
-"""Keys of zero_optimization that are true or false."""
-_GROUP_SIZE_KEYS = ("zero_hpz_partition_size", "mics_shard_size")
-"""Keys of zero_optimization that have groups of so many ranks hold a copy of their own."""
-_SIZES_WITHOUT_GROUPS = (None, 0, 1, -1)
-
-
-def states_are_modelled(train: TrainSpec) -> bool:
-    """Return whether memory is modelled: the user's own file sets nothing with which DeepSpeed holds something else."""
-    config = train.deepspeed_config or {}
-    zero = section(config, "zero_optimization")
-    offload_devices = [section(zero, key).get("device", "none") for key in ("offload_optimizer", "offload_param")]
-    master_switches = [section(config, key).get(f"{key}_master_weights_and_grads") for key in ("bf16", "fp16")]
-    if "data_types" in config or zero.get("zenflow") not in (None, "auto"):
-        return False
-    if flag(train, "contiguous_gradients") is False:
-        return False
-    has_unmodelled_switch = any(flag(train, key) for key in _UNMODELLED_SWITCHES)
-    has_groups = any(as_number(zero.get(key)) not in _SIZES_WITHOUT_GROUPS for key in _GROUP_SIZE_KEYS)
-    if has_unmodelled_switch or has_groups:
-        return False
-    offloads = any(device != "none" for device in offload_devices)
-    has_short_masters = any(as_flag(switch) for switch in master_switches)
-    return not (offloads or has_short_masters)
-
-
 def flag(train: TrainSpec, key: str) -> bool | None:
     """Return a switch of `zero_optimization` in the user's file; None where that does not set it."""
     return as_flag(section(train.deepspeed_config, "zero_optimization").get(key))

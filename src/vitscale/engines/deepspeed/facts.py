@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vitscale.engines.deepspeed.config import flag, section, states_are_modelled
+from vitscale.engines.deepspeed.config import flag, section
+from vitscale.engines.deepspeed.extensions import unmodelled_setting
 from vitscale.engines.facts import BLOCK_OPTIONS, ONE_PROCESS, EngineFacts, Refusal
 from vitscale.errors import shown
 from vitscale.trial.rank_batches import in_words
@@ -85,7 +86,8 @@ def _norms_unknown(train: TrainSpec) -> str | None:
 
 def _states_unknown(train: TrainSpec) -> str:
     """Return why memory is not modelled; empty where it is."""
-    return "" if states_are_modelled(train) else "these settings of the DeepSpeed file are not modelled"
+    setting = unmodelled_setting(train)
+    return f"{setting} of the DeepSpeed file is not modelled" if setting else ""
 
 
 FACTS = EngineFacts(

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from vitscale.engines.deepspeed.config import flag, section, states_are_modelled
+from vitscale.engines.deepspeed.config import flag, section
+from vitscale.engines.deepspeed.extensions import unmodelled_setting, zero_plus_plus
 from vitscale.engines.deepspeed.settings import STAGE_0_BUCKET_ELEMENTS, zero_settings
 from vitscale.engines.deepspeed.states import optimizer_groups
 from vitscale.engines.deepspeed.traversal import Fetch, modules_in_forward, weight_fetches
@@ -24,7 +25,7 @@ def messages(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...] | Non
     None where the user's own file asks for other exchanges than these.
     """
     train = trial.train
-    if not states_are_modelled(_without_offload(train)) or not _has_plain_exchange(train):
+    if unmodelled_setting(_without_offload(train)) or not _has_plain_exchange(train):
         return None
     by_stage = {0: _stage_0, 1: _stages_1_and_2, 2: _stages_1_and_2, 3: _stage_3}
     return by_stage[train.zero_stage](trial, shapes)
@@ -42,7 +43,8 @@ def _without_offload(train: TrainSpec) -> TrainSpec:
 def _has_plain_exchange(train: TrainSpec) -> bool:
     """Whether a DeepSpeed file whose memory is modelled leaves alone what changes only the exchanges."""
     config = train.deepspeed_config or {}
-    return "optimizer" not in config and not section(config, "zero_optimization").get("zeropp_loco_param")
+    has_other_exchange = "optimizer" in config or section(config, "zero_optimization").get("zeropp_loco_param")
+    return not has_other_exchange and not zero_plus_plus(train).is_used
 
 
 def _stage_0(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:

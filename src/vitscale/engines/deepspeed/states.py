@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from vitscale.engines import states as common
+from vitscale.engines.deepspeed.extensions import offload_of, zero_plus_plus
 from vitscale.engines.deepspeed.settings import STAGE_0_BUCKET_ELEMENTS, ZeroSettings, zero_settings
 from vitscale.engines.dtypes import communicated_bytes, weight_bytes
 from vitscale.engines.parts import Part, PartGathers
@@ -18,6 +19,10 @@ from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.trial import TrainSpec, Trial
 
 _FP32_BYTES = 4
+_NORM_BYTES = 8
+"""Bytes of an element while DeepSpeed takes the norm of a gradient that it offloads (`get_norm_dtype`)."""
+_QUANTISED_ARRIVAL_BYTES = 3
+"""Bytes of an element on its way under quantised weights: 8 bits as they come, and 16 into which they are expanded."""
 
 
 def states(trial: Trial, shapes: ParameterShapes) -> RankStates:
@@ -63,8 +68,12 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> RankStates:
 
     Without overlap the first stage keeps all gradients until backward is over. The second reduces as it goes, in each
     micro-step.
+
+    With `offload_optimizer` gradients of this rank's part go to the host as they are reduced, and stay there. See
+    `_on_host_from_stage_1`. The device keeps a buffer of the largest tensor for them.
     """
     train = trial.train
+    offload = offload_of(train)
     ranks = trial.world.size
     count = common.sizes(shapes)
     settings = zero_settings(train)
@@ -75,10 +84,27 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> RankStates:
     grows_in_backward = not (reduces_in_backward or accumulates)
     weights = {"weights": count.all * element_bytes}
     buckets = {"buckets": _bucket_bytes(train, settings)}
+    optimizer = _master_weights(count, ranks) | _optimizer_states(trial, count, ranks)
     part_bytes = _copied_gradient_elements(shapes, ranks) * element_bytes
+    scratch_bytes = 0
+    step: Parts = {
+        "gradients": part_bytes,
+        "temporaries": _flattened_gradient_bytes(shapes, ranks, element_bytes),
+    }
+    placed = _placed(trial, on_device=weights | optimizer, on_host={})
+    if offload.optimizer:
+        largest = _largest_tensor(shapes)
+        placed = _placed(
+            trial,
+            on_device=weights | {"temporaries": largest * element_bytes},
+            on_host=common.added(optimizer, _on_host_from_stage_1(trial, shapes)),
+        )
+        part_bytes = 0
+        scratch_bytes = largest * _NORM_BYTES
+        step = _gathered_by_gloo(trial, shapes)
     accumulated_bytes = part_bytes if train.zero_stage == 2 else count.all * element_bytes
     return RankStates(
-        steady=weights | _master_weights(count, ranks) | _optimizer_states(trial, count, ranks),
+        steady=placed.steady,
         gradient_bytes=element_bytes if grows_in_backward else 0,
         new_gradient_bytes=element_bytes,
         held={"gradients": accumulated_bytes} if accumulates else {},
@@ -87,9 +113,59 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> RankStates:
         bucket=settings.reduce_bucket if reduces_in_backward else 0,
         flush={"temporaries": _flat_copy_bytes(trial, settings)},
         from_first_flush={"gradients": part_bytes} if reduces_in_backward else {},
-        exchange=buckets | _last_exchange(trial, count, settings, part_bytes=part_bytes),
-        step={"gradients": part_bytes, "temporaries": _flattened_gradient_bytes(shapes, ranks, element_bytes)},
+        exchange=buckets | _last_exchange(trial, count, settings, part_bytes=part_bytes, scratch_bytes=scratch_bytes),
+        step=step,
+        host=placed.host,
     )
+
+
+class _Placed(NamedTuple):
+    """Bytes at all moments by where they lie, as `RankStates` has them."""
+
+    steady: Parts
+    host: Parts
+
+
+def _placed(trial: Trial, *, on_device: Parts, on_host: Parts) -> _Placed:
+    """Return the parts of the device and those of the host; on a CPU all lie in one memory."""
+    if trial.train.device == "cpu":
+        return _Placed(steady=common.added(on_device, on_host), host={})
+    return _Placed(steady=on_device, host=on_host)
+
+
+def _on_host_from_stage_1(trial: Trial, shapes: ParameterShapes) -> Parts:
+    """Return what stages 1 and 2 with `offload_optimizer` keep on the host beside masters and the optimizer's states.
+
+    They are the gradients of the masters, a buffer of this rank's new weights, and one of the largest tensor. Stage 2,
+    which reduces in each micro-step, also has the sum so far of each gradient of which this rank's part has a piece
+    (`initialize_optimizer_states`, `param_buffer_of_bit16_for_cpu_offload_groups`, `accumulated_grads_in_cpu` in
+    runtime/zero/stage_1_and_2.py). What page-locking rounds up comes on top.
+    """
+    ranks = trial.world.size
+    element_bytes = weight_bytes(trial.train)
+    part_elements = common.shard(common.sizes(shapes).all, ranks)
+    gradient_bytes = part_elements * _FP32_BYTES
+    if trial.train.grad_accum > 1 and trial.train.zero_stage == 2:
+        gradient_bytes += _copied_gradient_elements(shapes, ranks) * element_bytes
+    return {
+        "gradients": gradient_bytes,
+        "temporaries": (part_elements + _largest_tensor(shapes)) * element_bytes,
+    }
+
+
+def _gathered_by_gloo(trial: Trial, shapes: ParameterShapes) -> Parts:
+    """Return gloo's copy of the new weights of the optimizer's largest group, which a step ends with gathering.
+
+    Without offloading a step holds more than that before it: its gradients, flattened once more.
+    """
+    has_gloo = trial.train.device == "cpu" and trial.world.size > 1
+    largest_group = max(map(sum, optimizer_groups(shapes)))
+    return {"gloo's copies": largest_group * weight_bytes(trial.train)} if has_gloo else {}
+
+
+def _largest_tensor(shapes: ParameterShapes) -> int:
+    """Return the elements of the largest tensor, in a block or not."""
+    return max(map(math.prod, shapes.tensors()))
 
 
 def _bucket_bytes(train: TrainSpec, settings: ZeroSettings) -> int:
@@ -111,18 +187,25 @@ def _flat_copy_bytes(trial: Trial, settings: ZeroSettings) -> int:
     return copy_bytes
 
 
-def _last_exchange(trial: Trial, count: common.Sizes, settings: ZeroSettings, *, part_bytes: int) -> dict[str, int]:
+def _last_exchange(
+    trial: Trial, count: common.Sizes, settings: ZeroSettings, *, part_bytes: int, scratch_bytes: int
+) -> dict[str, int]:
     """Return what stages 1 and 2 hold beside buckets when backward is over, and the last bucket is reduced.
 
-    `part_bytes`: gradients that are copied out for this rank's part.
+    Args:
+        trial: the trial.
+        count: parameters of the model.
+        settings: ZeRO's settings.
+        part_bytes: gradients that are copied out for this rank's part.
+        scratch_bytes: what copying one of them out takes for a moment, when the flat copy of the bucket is gone.
     """
     reduced = _elements_reduced_at_once(count, settings)
     flat_bytes = reduced * _flat_copy_bytes(trial, settings)
     if reduced == count.all:
         # One bucket holds all gradients: its flat copy is gone when this rank's part is copied out.
-        return {"temporaries": max(flat_bytes, part_bytes)}
+        return {"temporaries": max(flat_bytes, part_bytes, scratch_bytes)}
     if trial.train.zero_stage == 2 or settings.overlap:
-        return {"gradients": part_bytes, "temporaries": flat_bytes}
+        return {"gradients": part_bytes, "temporaries": max(flat_bytes, scratch_bytes)}
     # Gradients that fill a bucket are gone from where backward put them; tensors larger than a bucket stay there.
     bucketed = reduced if reduced <= settings.reduce_bucket else 0
     return {"gradients": (count.all - bucketed) * weight_bytes(trial.train) + part_bytes}
@@ -139,32 +222,134 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> RankStates:
     It follows runtime/zero/stage3.py, partition_parameters.py and partitioned_param_coordinator.py, and holds more than
     the paper counts. fp32 masters and a bucket are there as at the other stages. Gathered weights of up to 1e5 elements
     each stay (`stage3_param_persistence_threshold`); for all others see `part_gathers`. In the step this rank's
-    gradients are there once more. One rank gathers nothing.
+    gradients are there once more, unless the step is on the host. One rank gathers nothing, unless from the host.
     """
     train = trial.train
-    ranks = trial.world.size
     count = common.sizes(shapes)
     settings = zero_settings(train)
     element_bytes = weight_bytes(train)
-    is_autocast = train.precision == "bf16"
-    scattered_bytes = 2 if is_autocast else communicated_bytes(train)
-    bucket_bytes = settings.reduce_bucket * (element_bytes + (2 if is_autocast else 0))
-    shard_bytes = common.shard(count.all, ranks) * element_bytes
-    flush = {"temporaries": scattered_bytes, "gloo's copies": scattered_bytes if train.device == "cpu" else 0}
+    bucket_bytes = settings.reduce_bucket * (element_bytes + (2 if train.precision == "bf16" else 0))
+    flush = _scattered_bytes(trial)
     reduced = _elements_reduced_at_once(count, settings)
-    small = count.all - _elements_above(map(math.prod, shapes.tensors()), settings.persistence_threshold)
-    persistent = {"gathered weights": small * _gathered_element_bytes(trial)}
+    flush_bytes = {part: reduced * part_bytes for part, part_bytes in flush.items()}
+    large = _elements_above(map(math.prod, shapes.tensors()), settings.persistence_threshold)
+    persistent = {"gathered weights": (count.all - large) * _gathered_element_bytes(trial)}
+    # All have been released when a micro-step is over, and some when a forward is.
+    released = large if train.grad_accum > 1 else large - _lasting_elements(settings, large)
+    placed = _placed_in_stage_3(trial, shapes, buckets={"buckets": bucket_bytes})
+    flattens_gradients = not offload_of(train).optimizer
+    step_bytes = _flattened_gradient_bytes(shapes, trial.world.size, element_bytes) if flattens_gradients else 0
     return RankStates(
-        steady={"weights": shard_bytes, "gradients": shard_bytes, "buckets": bucket_bytes}
-        | _master_weights(count, ranks)
-        | _optimizer_states(trial, count, ranks),
+        steady=placed.steady,
         gradient_bytes=0,
         new_gradient_bytes=element_bytes,
+        held=_second_shard(trial, released),
         bucket=settings.reduce_bucket,
         flush=flush,
-        exchange=common.added(persistent, {part: reduced * part_bytes for part, part_bytes in flush.items()}),
-        step={"temporaries": _flattened_gradient_bytes(shapes, ranks, element_bytes)},
+        exchange=common.added(persistent, flush_bytes, _copied_out(trial, shapes), _second_shard(trial, large)),
+        step=common.added({"temporaries": step_bytes}, _second_shard(trial, count.all)),
+        host=placed.host,
     )
+
+
+def _placed_in_stage_3(trial: Trial, shapes: ParameterShapes, *, buckets: Parts) -> _Placed:
+    """Return what stage 3 holds at all moments, on the device and on the host.
+
+    With `offload_optimizer` the gradients that it scatters lie on the host, and once more in fp32 for the step
+    (`_setup_for_real_optimizer` and `initialize_optimizer_states` in runtime/zero/stage3.py).
+    """
+    offload = offload_of(trial.train)
+    count = common.sizes(shapes)
+    ranks = trial.world.size
+    part_elements = common.shard(count.all, ranks)
+    weights = {"weights": part_elements * weight_bytes(trial.train)}
+    gradients = {"gradients": part_elements * weight_bytes(trial.train)}
+    optimizer = common.added(_master_weights(count, ranks), _optimizer_states(trial, count, ranks), gradients)
+    on_device: list[Parts] = [buckets]
+    on_host: list[Parts] = []
+    if offload.weights:
+        on_host.append(weights)
+        if trial.train.device == "cuda":
+            on_host.append(_second_shard_parts(trial, count.all))
+    else:
+        on_device.append(weights)
+    if offload.optimizer:
+        on_host += [optimizer, {"gradients": part_elements * _FP32_BYTES}]
+    else:
+        on_device.append(optimizer)
+    return _placed(trial, on_device=common.added(*on_device), on_host=common.added(*on_host))
+
+
+def _scattered_bytes(trial: Trial) -> dict[str, int]:
+    """Return the bytes per element of a bucket's copies while stage 3 scatters it.
+
+    Gradients that are quantised are sent tensor by tensor, if there are several hosts; until they are they lie in the
+    dtype in which they are communicated. Their shards, of 16 bits over two ranks or more, take a byte at most
+    (`all_to_all_quant_reduce` in runtime/comm/coalesced_collectives.py).
+    """
+    train = trial.train
+    sent_bytes = 2 if train.precision == "bf16" else communicated_bytes(train)
+    if zero_plus_plus(train).quantises_gradients and trial.world.nodes > 1:
+        cast_bytes = 0 if sent_bytes == weight_bytes(train) else sent_bytes
+        return {"temporaries": cast_bytes + 1}
+    return {"temporaries": sent_bytes, "gloo's copies": sent_bytes if train.device == "cpu" else 0}
+
+
+def _copied_out(trial: Trial, shapes: ParameterShapes) -> Parts:
+    """Return what stage 3 takes for a moment while it copies this rank's part of a gradient to the host.
+
+    On a GPU it copies the part back to take its norm (`partition_grads` in runtime/zero/stage3.py).
+    """
+    if not offload_of(trial.train).optimizer:
+        return {}
+    copy_bytes = weight_bytes(trial.train) if trial.train.device == "cuda" else 0
+    part_elements = common.shard(_largest_tensor(shapes), trial.world.size)
+    return {"temporaries": part_elements * (copy_bytes + _NORM_BYTES)}
+
+
+def _second_shard(trial: Trial, elements: int) -> Parts:
+    """Return hpZ's second shard of weights on the device; empty on one rank, without hpZ, or where it is on the host.
+
+    A tensor has one from when it is first released until the step is over (`_partition_param_sec` in
+    runtime/zero/partition_parameters.py, `invalidate_secondary_tensor` in stage3.py); a small one is released for the
+    step. During backward, where it takes the place of weights that are released, it is left out.
+
+    Args:
+        trial: the trial.
+        elements: elements of the tensors that have been released.
+    """
+    is_on_host = offload_of(trial.train).weights and trial.train.device == "cuda"
+    return {} if is_on_host else _second_shard_parts(trial, elements)
+
+
+def _second_shard_parts(trial: Trial, elements: int) -> Parts:
+    """Return the second shard of so many elements, wherever it lies."""
+    ranks = min(zero_plus_plus(trial.train).second_shard_ranks, trial.world.size)
+    if ranks == 1:
+        return {}
+    return {"second shard of weights": common.shard(elements, ranks) * weight_bytes(trial.train)}
+
+
+def _buffer_element_bytes(trial: Trial) -> int:
+    """Return the bytes of an element in the buffer that weights arrive in; one rank has none.
+
+    Quantised weights come in 8 bits and are expanded to 16 (`_all_gather_coalesced` in runtime/zero/
+    partition_parameters.py); the scales, of one number for thousands of weights, are left out.
+    """
+    if trial.world.size == 1:
+        return 0
+    if zero_plus_plus(trial.train).quantises_weights:
+        return _QUANTISED_ARRIVAL_BYTES
+    return weight_bytes(trial.train)
+
+
+def _copied_from_host_bytes(trial: Trial, arriving: int) -> int:
+    """Return the bytes of this rank's shards on the device while they are copied from the host into the buffer.
+
+    `arriving`: elements that are gathered at once.
+    """
+    is_copied = offload_of(trial.train).weights and trial.train.device == "cuda" and trial.world.size > 1
+    return common.shard(arriving, trial.world.size) * weight_bytes(trial.train) if is_copied else 0
 
 
 def _is_copied_by_gloo(trial: Trial, arriving: int, large_elements: int) -> bool:
@@ -193,8 +378,9 @@ def _lasting_elements(settings: ZeroSettings, large_elements: int) -> int:
 
 
 def _gathered_element_bytes(trial: Trial) -> int:
-    """Return the bytes of a gathered weight; 0 on one rank, which gathers nothing."""
-    return weight_bytes(trial.train) if trial.world.size > 1 else 0
+    """Return the bytes of a gathered weight; 0 on one rank, unless it gathers from the host."""
+    comes_from_host = offload_of(trial.train).weights and trial.train.device == "cuda"
+    return weight_bytes(trial.train) if trial.world.size > 1 or comes_from_host else 0
 
 
 def _elements_on_their_way(settings: ZeroSettings, largest_tensor: int) -> int:
@@ -272,27 +458,31 @@ def part_gathers(trial: Trial, parts: Sequence[Part]) -> PartGathers | None:
         return None
     settings = zero_settings(trial.train)
     element_bytes = _gathered_element_bytes(trial)
+    buffer_element_bytes = _buffer_element_bytes(trial)
     large_by_part = [_elements_above(part.tensors, settings.persistence_threshold) for part in parts]
     large = sum(large_by_part)
     small = sum(part.elements for part in parts) - large
     largest_tensor = max((max(part.tensors, default=0) for part in parts), default=0)
     most_on_their_way = _elements_on_their_way(settings, largest_tensor)
     arriving = min(large, most_on_their_way)
-    copied_by_gloo = arriving if _is_copied_by_gloo(trial, arriving, large) else 0
+    gloo_bytes = arriving * element_bytes if _is_copied_by_gloo(trial, arriving, large) else 0
     lasting = _lasting_elements(settings, large)
     released = large - lasting
-    in_use = arriving if released > 0 else 0
+    # Those that are released are in use or in a buffer, whichever takes more.
+    in_use_bytes = arriving * max(element_bytes, buffer_element_bytes) if released > 0 else 0
     forward: list[Parts] = []
     backward: list[Parts] = []
     for elements_so_far in accumulate(large_by_part):
         # Fetching ahead is soon through with the model, but for a bucket, which lies there until its weights are used.
         is_arriving = elements_so_far < large
+        arriving_bytes = arriving * buffer_element_bytes if is_arriving else 0
         forward.append(
             {
-                "gathered weights": (small + lasting + (arriving if is_arriving else in_use)) * element_bytes,
-                "gloo's copies": copied_by_gloo * element_bytes if is_arriving else 0,
+                "gathered weights": (small + lasting) * element_bytes + max(arriving_bytes, in_use_bytes),
+                "gloo's copies": gloo_bytes if is_arriving else 0,
+                "temporaries": _copied_from_host_bytes(trial, arriving) if is_arriving else 0,
             }
         )
-        gathered = small + max(0, elements_so_far - released) + in_use
-        backward.append({"gathered weights": gathered * element_bytes})
+        gathered = small + max(0, elements_so_far - released)
+        backward.append({"gathered weights": gathered * element_bytes + in_use_bytes})
     return PartGathers(forward, backward)

@@ -82,6 +82,7 @@ def weight_fetches(modules: tuple[PlacedModule, ...], settings: ZeroSettings, ch
         modules: those of the model, in the order of forward.
         settings: ZeRO's settings.
         checkpointing: whether backward computes each block again.
+        has_buffers: whether weights arrive in a buffer, out of which they are copied.
     """
     coordinator = _Coordinator(modules, settings, _visits(modules, checkpointing))
     coordinator.run()

@@ -59,6 +59,7 @@ FACTS = EngineFacts(
     title="FSDP2",
     options=("offload", "gradient_dtype", "master_weights", "reshard_after_forward", *BLOCK_OPTIONS),
     splits=("tensor", "sequence", "pipeline"),
+    replicates=True,
     refusals=_refusals,
     # FSDP2 gives autograd weights of its own, so no hook sees the gradient of one micro-batch.
     norms_unknown=lambda _: "FSDP2 scatters gradients before a rank's own can be seen whole",
@@ -71,7 +72,12 @@ FACTS = EngineFacts(
     stage_states="vitscale.engines.fsdp2.states:stage_states",
     around_parts="vitscale.engines.fsdp2.parts:around_parts",
     variants=({},),
-    checked=({}, {"parallel.tensor": 2}, {"parallel.tensor": 2, "parallel.shard_norms": True}),
+    checked=(
+        {},
+        {"parallel.tensor": 2},
+        {"parallel.tensor": 2, "parallel.shard_norms": True},
+        {"parallel.replicate": 2},
+    ),
     gradients_on_host=lambda train: train.offload == "parameters",
     marked_by="FSDP::",
 )

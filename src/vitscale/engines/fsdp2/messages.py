@@ -1,14 +1,19 @@
-"""The collectives of an optimizer step under FSDP2."""
+"""The collectives of an optimizer step under FSDP2.
+
+With replicas (HSDP) weights are gathered and gradients scattered in the sharding group, and the shards that come of it
+are all-reduced in the replication group (`trial.parallel`). Without, the sharding group is all data-parallel ranks.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from vitscale.engines.dtypes import communicated_bytes, weight_bytes
 from vitscale.engines.gradients import Tensor, tensors, up_to_multiple
-from vitscale.engines.messages import Message, StepPhase
+from vitscale.engines.messages import Message, RankGroup, StepPhase
 from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.trial import Trial
 
@@ -18,6 +23,8 @@ _Block = Sequence[Tensor]
 
 def messages(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     """Return the collectives of an optimizer step: all-gathers of weights, and reduce-scatters of gradients.
+
+    Where there are replicas, each reduce-scatter is followed by an all-reduce of its shards.
 
     Before a block of the model is computed its weights are gathered from all ranks, in forward and again in backward.
     After its backward its gradients are scattered to the ranks. The root, which is all that is in no block, is gathered
@@ -31,7 +38,7 @@ def messages(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     root_gathers = [factory.gather_root(root)] if root else []
     forward_gathers = factory.forward_gathers(blocks)
     backward_messages = factory.backward_messages(blocks)
-    root_scatters = [factory.scatter(root, ready=1.0)] if root else []
+    root_scatters = factory.reductions(root, ready=1.0) if root else ()
     return (*root_gathers, *forward_gathers, *backward_messages, *root_scatters)
 
 
@@ -51,13 +58,18 @@ class _MessageFactory:
     How often: in every micro-step. In stages of a pipeline, however, a block stays gathered from a backward to the next
     forward. A step then gathers it in each forward and once more. It gathers the root and scatters gradients only once.
 
+    Among replicas: the all-reduce of a block's shards starts when they have been scattered, on a stream of its own
+    (`foreach_reduce` in _fsdp_collectives.py), so that later gathers and scatters do not wait for it.
+
     How many bytes: tensors are cut along their first dimension, and padded to a multiple of the ranks. So a class token
     or positions, whose first dimension is 1, grow with every rank: FSDP2 sends them like that (docs/traffic.md), which
     is much at a thousand ranks.
     """
 
     def __init__(self, trial: Trial) -> None:
-        self._ranks = trial.layout.replicas
+        self._ranks = trial.layout.sharding_ranks
+        self._replicas = trial.parallel.replicate
+        self._group: RankGroup = "sharding" if self._replicas > 1 else "replicas"
         self._weight_bytes = weight_bytes(trial.train)
         self._gradient_bytes = communicated_bytes(trial.train)
         self._has_streams = trial.train.device == "cuda"
@@ -81,10 +93,10 @@ class _MessageFactory:
             if self._gathers_in_backward:
                 yield self._gather_in_backward(block, following)
             if following is not None:
-                yield self.scatter(following, ready=1.0 - following[0].begins)
+                yield from self.reductions(following, ready=1.0 - following[0].begins)
             following = block
         if following is not None:
-            yield self.scatter(following, ready=1.0 - following[0].begins)
+            yield from self.reductions(following, ready=1.0 - following[0].begins)
 
     def _gather_in_backward(self, block: _Block, following: _Block | None) -> Message:
         """Return a block's gather, which starts when backward comes to the block that follows it in forward."""
@@ -115,10 +127,27 @@ class _MessageFactory:
             needed=needed,
             rows=_rows(block),
             padded_for=self._ranks,
+            group=self._group,
         )
 
-    def scatter(self, block: _Block, *, ready: float) -> Message:
-        """Return the reduce-scatter of gradients that are there after the share `ready` of backward."""
+    def reductions(self, block: _Block, *, ready: float) -> tuple[Message, ...]:
+        """Return the collectives that average gradients, which are there after the share `ready` of backward.
+
+        They are a reduce-scatter, and with replicas an all-reduce of the shards.
+        """
+        scatter = self._scatter(block, ready=ready)
+        if self._replicas == 1:
+            return (scatter,)
+        among_replicas = replace(
+            scatter,
+            operation="all_reduce",
+            tensor_bytes=scatter.tensor_bytes / self._ranks,
+            beside_later=True,
+            group="replication",
+        )
+        return scatter, among_replicas
+
+    def _scatter(self, block: _Block, *, ready: float) -> Message:
         return Message(
             "reduce_scatter",
             tensor_bytes=self._padded_elements(block) * self._gradient_bytes,
@@ -128,6 +157,7 @@ class _MessageFactory:
             every_micro_step=not self._is_staged,
             rows=_rows(block),
             padded_for=self._ranks,
+            group=self._group,
         )
 
     def _if_streams(self, ready: float) -> float | None:

@@ -13,6 +13,11 @@ before they are gathered.
 gloo, which exchanges between CPUs, works on a copy of each of these buffers (ProcessGroupGloo.cpp). Its thread lets go
 of a finished exchange when it is scheduled next: in about one step of eight only after the next gather has begun. A
 whole run meets such a step, so the copy of what was scattered counts beside the copy of what is gathered.
+
+With replicas (`Sharding.reduced_bytes`) the shards of a block's gradients are all-reduced in the buffer that they were
+scattered into. Where gradients are cast or accumulated, FSDP2 holds these buffers until backward is over
+(`_all_reduce_state`). With shards on the host (`CPUOffloadPolicy`) a rank copies its shard of a block to the device to
+gather it (`all_gather_inputs` in _fsdp_param.py).
 """
 
 from __future__ import annotations
@@ -78,8 +83,6 @@ class _BlockByBlock:
         self._block_gathered_behind = self._last_block if self._sharding.stays_gathered else 0
         """The block that `_weights` takes for the parts behind the blocks: the last one, or none (0)."""
         self._accumulates = trial.train.grad_accum > 1
-        self._casts_shards = self._sharding.has_buffers and trial.train.master_weights
-        """Whether fp32 shards are cast to 16 bits before they are gathered."""
 
     def around(self, rank_states: RankStates) -> Around:
         """Return the bytes at each part and between parts.
@@ -108,7 +111,7 @@ class _BlockByBlock:
         root_gradient_bytes = self._root_elements * self._sharding.weight_bytes
         exchange = {
             "gradients": rank_states.exchange["gradients"] + root_gradient_bytes,
-            "buckets": self._root_elements * self._sharding.sent_bytes,
+            "buckets": self._root_elements * self._sharding.sent_bytes + rank_states.exchange["buckets"],
         }
         return Around(forward, backward, between, exchange)
 
@@ -150,12 +153,12 @@ class _BlockByBlock:
         """Return what is there when a block's backward begins, while the block before it is on its way."""
         fetched = self._fetched_ahead(block)
         following = self._block_elements[block + 1]
-        cast_elements = shard(following, self._sharding.ranks) if self._casts_shards else 0
+        copied_bytes = shard(following, self._sharding.ranks) * self._sharding.copied_shard_bytes
         return added(
-            self._weights(block, buffered=fetched, copied_by_gloo=fetched),
+            self._weights(block, buffered=fetched, copied_by_gloo=fetched + self._late_copy(block)),
             self._gradients(block, finished=0, new=0),
             self._scattered(block + 1, copied_by_gloo=following),
-            {"temporaries": cast_elements * self._sharding.weight_bytes},
+            {"temporaries": copied_bytes},
         )
 
     def _at_scatter(self, block: int) -> Parts:
@@ -165,6 +168,16 @@ class _BlockByBlock:
             self._gradients(block, finished=self._block_elements[block], new=0),
             self._scattered(block),
         )
+
+    def _late_copy(self, block: int) -> int:
+        """Return the elements of a block's weights of which gloo may still hold a copy when its backward begins.
+
+        The last block is gathered and at once the one before it, so that both copies may be there. It counts among
+        replicas alone: elsewhere the copy of gradients that are scattered later (`Sharding.keeps_scattered`) is as
+        much.
+        """
+        is_counted_later = self._sharding.keeps_scattered or self._sharding.stays_gathered
+        return 0 if is_counted_later or block != self._last_block else self._block_elements[block]
 
     def _fetched_ahead(self, block: int) -> int:
         """Return the elements that are on their way while a block runs backward: those of the block before it."""
@@ -196,7 +209,7 @@ class _BlockByBlock:
             copied_by_gloo: elements of gradients of which gloo still holds a copy, if it exchanges.
         """
         sharding = self._sharding
-        gloo_elements = copied_by_gloo if sharding.has_gloo else 0
+        gloo_elements = copied_by_gloo if sharding.keeps_scattered else 0
         return {
             "buckets": self._block_elements[block] * sharding.sent_bytes,
             "gloo's copies": gloo_elements * sharding.sent_bytes,
@@ -218,8 +231,7 @@ class _BlockByBlock:
             return {"gradients": (finished + new) * sharding.weight_bytes}
         whole_elements = self._elements_behind + finished + new
         scattered_elements = sum(self._block_elements[block + 1 :])
-        # Of gradients that accumulate, the shards are among those of earlier micro-steps already.
-        scattered_element_bytes = 0.0 if self._accumulates else sharding.shard_bytes / sharding.ranks
+        scattered_element_bytes = sharding.scattered_bytes(accumulates=self._accumulates)
         scattered_bytes = int(scattered_elements * scattered_element_bytes)
         return {"gradients": whole_elements * sharding.weight_bytes + scattered_bytes}
 

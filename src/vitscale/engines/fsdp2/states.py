@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vitscale.engines.fsdp2.sharding import Sharding
-from vitscale.engines.states import RankStates, shard, sizes, state_bytes
+from vitscale.engines.states import RankStates, added, shard, sizes, state_bytes
 from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.trial import Trial
 
@@ -17,6 +17,9 @@ def states(trial: Trial, shapes: ParameterShapes) -> RankStates:
     (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_collectives.py).
 
     Weights that are gathered block by block, with the buffers in which they travel, are in `fsdp2.parts`.
+
+    With shards on the host (`CPUOffloadPolicy`) the device holds none, and scattered gradients go to the host at once
+    (`foreach_reduce`); the step is there.
     """
     train = trial.train
     sharding = Sharding.of(trial)
@@ -25,16 +28,20 @@ def states(trial: Trial, shapes: ParameterShapes) -> RankStates:
     shard_elements = shard(count.all, sharding.ranks)
     gradients = {"gradients": shard_elements * sharding.shard_bytes}
     accumulates = train.grad_accum > 1
+    shards = {
+        "weights": shard_elements * sharding.shard_bytes,
+        "optimizer states": shard_elements * state_bytes(train) // 4 * sharding.shard_bytes,
+    }
+    device_gradients = {"gradients": 0} if sharding.has_shards_on_host else gradients
+    reduced = {"buckets": shard_elements * sharding.reduced_bytes}
     return RankStates(
-        steady={
-            "weights": shard_elements * sharding.shard_bytes,
-            "optimizer states": shard_elements * state_bytes(train) // 4 * sharding.shard_bytes,
-        },
-        gradient_bytes=0 if accumulates else sharding.shard_bytes / sharding.ranks,
+        steady={} if sharding.has_shards_on_host else shards,
+        gradient_bytes=sharding.scattered_bytes(accumulates=accumulates),
         new_gradient_bytes=sharding.weight_bytes,
-        held=gradients if accumulates else {},
-        exchange=gradients | {"gathered weights": root_bytes},
-        step=gradients,
+        held=device_gradients if accumulates else {},
+        exchange=device_gradients | {"gathered weights": root_bytes} | reduced,
+        step=device_gradients,
+        host=added(shards, gradients) if sharding.has_shards_on_host else {},
     )
 
 

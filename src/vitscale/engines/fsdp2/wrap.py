@@ -43,6 +43,9 @@ def fsdp2_options(train: TrainSpec) -> Fsdp2Options:
 class Fsdp2Engine(TorchEngine):
     """Each block gathers its weights before its forward and its backward, and scatters its gradients after it.
 
+    With replicas (hybrid sharding) it does so among the ranks of one replica, and all-reduces the shards of its
+    gradients among replicas.
+
     Gradients are scattered after every micro-step, which is FSDP2's default: keeping them until the last one would take
     the memory of a whole gradient on every rank, which sharding is there to save.
     """

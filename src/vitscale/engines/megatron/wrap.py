@@ -7,6 +7,7 @@ outputs on each rank, one "cut by rows" a part of the inputs.
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import distributed_c10d
 from torch.distributed.tensor import parallel as tp
 from typing_extensions import override
 
@@ -107,7 +109,12 @@ def _initialise_groups(tensor_ranks: int) -> None:
         parallel_state.destroy_model_parallel()
     if not parallel_state.is_initialized():
         # Tensor ranks are neighbours, as in `RankLayout`.
-        parallel_state.initialize_model_parallel(tensor_ranks, create_gloo_process_groups=False)
+        parallel_state.initialize_model_parallel(
+            tensor_ranks,
+            # It has a limit of its own for collectives, in whole minutes; here it is that of all groups.
+            distributed_timeout_minutes=math.ceil(distributed_c10d.default_pg_timeout.total_seconds() / 60),
+            create_gloo_process_groups=False,
+        )
 
 
 def _cut_layers(model: nn.Module, plan: Mapping[str, tp.ParallelStyle]) -> None:

@@ -32,6 +32,8 @@ from vitscale.trial.trial import Trial
 
 PIPELINE, REPLICAS, TENSOR = "pipeline", "replicas", "tensor"
 """Axes of the mesh; replicas are data x sequence, over which gradients are averaged."""
+REPLICATION, SHARDING = "replication", "sharding"
+"""Axes in place of `REPLICAS` where weights are sharded within replicas. The ranks of a replica are neighbours."""
 
 
 def split(model: nn.Module, trial: Trial, device: torch.device) -> DeviceMesh:
@@ -45,9 +47,13 @@ def split(model: nn.Module, trial: Trial, device: torch.device) -> DeviceMesh:
         device: this rank's device.
 
     Returns:
-        The mesh over which the weights of this rank's stages are replicated or sharded: one axis, data x sequence.
+        The mesh over which the weights of this rank's stages are replicated or sharded: one axis, data x sequence; with
+        [parallel] replicate two, of which the first replicates and the second shards (`fully_shard` takes it so).
     """
     layout = trial.layout
+    if layout.replicate > 1:  # nothing of a model is cut then (`study.model_checks`)
+        shape = (layout.replicate, layout.sharding_ranks)
+        return init_device_mesh(device.type, shape, mesh_dim_names=(REPLICATION, SHARDING))
     size_by_axis = {REPLICAS: layout.replicas}
     if layout.pipeline > 1:
         size_by_axis = {PIPELINE: layout.pipeline} | size_by_axis

@@ -2,20 +2,18 @@
 
     python -m vitscale.models.tracing --memory-bytes 8000000000 --cpu-seconds 60 < requests.jsonl
 
-    {"request": {...}, "parts": [...], ...}   the card of a request
-    {"error": "one sentence"}                 why there is none; never a traceback
+`vitscale.trial.trace_messages` shows the lines. An answer without a card has one sentence, and never a traceback.
 
 Requests are UTF-8 whatever the locale says. They are answered in their order, each as soon as it is known; they share
-the imports. Where a model's code ends
-this process, its request and those behind it have no answer. What models' own code prints goes to standard error. The
-bounds are on each request, beyond the imports of torch: memory is address space beyond theirs.
+the imports. Where a model's code ends this process, its request and those behind it have no answer. What models' own
+code prints goes to standard error. The bounds are on each request, beyond the imports of torch: memory is address space
+beyond theirs.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
 import os
 import resource
@@ -23,10 +21,15 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
+
+from pydantic import ValidationError
 
 from vitscale.base.interpreter import append_to_search_path
+from vitscale.errors import VitscaleError, printable
 from vitscale.processes.parent_death import end_with_parent
+from vitscale.trial.model_card import ModelCard, TraceRequest
+from vitscale.trial.trace_messages import CardAnswer, NumberedRequest, RefusalAnswer, TraceAnswer, TraceRefusal
 
 _STANDARD_OUTPUT = 1
 _STANDARD_ERROR = 2
@@ -34,6 +37,14 @@ _STANDARD_ERROR = 2
 
 class _OutOfTimeError(BaseException):
     """The CPU seconds are over. It is no `Exception`, so that no model's code catches it by that name."""
+
+
+class _Bounds(NamedTuple):
+    """What each request may take, beyond the imports; None: as much as there is."""
+
+    memory_bytes: int | None
+    """Address space."""
+    cpu_seconds: int | None
 
 
 def main(arguments: list[str]) -> int:
@@ -49,45 +60,51 @@ def main(arguments: list[str]) -> int:
     if options.parent is not None and not end_with_parent(options.parent):
         return 1
     append_to_search_path(options.import_folder)
+    bounds = _Bounds(options.memory_bytes, options.cpu_seconds)
     with _standard_output_reserved() as output_descriptor:
-        for request_json in sys.stdin.buffer:
-            answer = _answer_json(request_json, options.memory_bytes, options.cpu_seconds)
-            os.write(output_descriptor, answer.encode() + b"\n")
+        for line in sys.stdin.buffer:
+            answer = _answer(line, bounds)
+            os.write(output_descriptor, answer.model_dump_json().encode() + b"\n")
     return 0
 
 
-def _answer_json(request_json: bytes, memory_bytes: int | None, cpu_seconds: int | None) -> str:
-    """Return the card of a request as JSON, or why there is none; the bounds are None where there are none."""
+def _answer(line: bytes, bounds: _Bounds) -> TraceAnswer:
+    """Return the card of a request, which is a line of JSON, or why there is none."""
     try:
-        return _card_json(request_json, memory_bytes, cpu_seconds)
+        numbered = NumberedRequest.model_validate_json(line)
+    except ValidationError as error:
+        reason = f"standard input is no request: {error.errors()[0]['msg']}"
+        return RefusalAnswer(request_id=None, error=TraceRefusal(reason=reason))
+    result = _card_or_refusal(numbered.request, bounds)
+    if isinstance(result, TraceRefusal):
+        return RefusalAnswer(request_id=numbered.request_id, error=result)
+    return CardAnswer(request_id=numbered.request_id, card=result)
+
+
+def _card_or_refusal(request: TraceRequest, bounds: _Bounds) -> ModelCard | TraceRefusal:
+    """Return the card of a request, or why there is none."""
+    try:
+        return _bounded_trace(request, bounds)
     except _OutOfTimeError:
-        return _error_json(f"counting the model took longer than {cpu_seconds:,} CPU seconds")
+        reason = f"counting the model took longer than {bounds.cpu_seconds:,} CPU seconds"
+        return TraceRefusal(reason=reason, is_out_of_time=True)
     except BaseException as error:  # the model's code may raise anything, SystemExit included
-        return _error_json(_error_sentence(error, memory_bytes))
+        return TraceRefusal(reason=_error_sentence(error, bounds.memory_bytes))
     finally:
         _lift_time_bound()
 
 
-def _card_json(request_json: bytes, memory_bytes: int | None, cpu_seconds: int | None) -> str:
-    """Bound this process, trace the model of a request, and return its card as JSON.
+def _bounded_trace(request: TraceRequest, bounds: _Bounds) -> ModelCard:
+    """Bound this process, trace the model of a request, and return its card.
 
     Raises:
-        RequestError: the text is no request.
         BaseException: of any type, from the model's code; `_OutOfTimeError` where its time is over.
     """
-    from pydantic import ValidationError
+    from vitscale.models.tracing.tracer import trace  # imports torch, which the bounds leave out
 
-    from vitscale.errors import RequestError
-    from vitscale.models.tracing.tracer import trace
-    from vitscale.trial.model_card import TraceRequest
-
-    try:
-        request = TraceRequest.model_validate_json(request_json)
-    except ValidationError as error:
-        raise RequestError(f"standard input is no request: {error.errors()[0]['msg']}") from error
-    _bound_memory(memory_bytes)
-    _bound_time(cpu_seconds)
-    return trace(request).model_dump_json()
+    _bound_memory(bounds.memory_bytes)
+    _bound_time(bounds.cpu_seconds)
+    return trace(request)
 
 
 def _bound_memory(memory_bytes: int | None) -> None:
@@ -149,10 +166,6 @@ def _standard_output_reserved() -> Iterator[int]:
         os.close(output_descriptor)
 
 
-def _error_json(sentence: str) -> str:
-    return json.dumps({"error": sentence})
-
-
 def _error_sentence(error: BaseException, memory_bytes: int | None) -> str:
     """Return an error in one line, with its type where it is none of vitscale's own.
 
@@ -160,13 +173,11 @@ def _error_sentence(error: BaseException, memory_bytes: int | None) -> str:
         error: what ended the trace.
         memory_bytes: the bound on memory; None where there is none.
     """
-    from vitscale.errors import VitscaleError
-
     if _is_out_of_memory(error):
         limit = "there is" if memory_bytes is None else f"{memory_bytes:,} bytes of memory"
         return f"counting the model took more than {limit}"
-    message = " ".join(str(error).split())
-    if isinstance(error, VitscaleError):
+    message = printable(" ".join(str(error).split()))  # JSON cannot have lone surrogates
+    if isinstance(error, VitscaleError) and message:
         return message
     return f"the model's code ended with {type(error).__name__}: {message[:300]}".rstrip(": ")
 

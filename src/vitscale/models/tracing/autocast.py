@@ -5,21 +5,23 @@ its own at an autocast key that this torch has none at (that of HPU), and switch
 kernels follow the target device's lists (`autocast_lists`). As in torch, the cast of a weight is kept and shared until
 the outermost context ends, and a kernel's inner operations are not cast again.
 
-Models ask torch whether autocast is on, and switch it off for a while, by the name of their tensors' device. So torch's
-own switch for the target device is set too, the kernels heed it, and "meta" stands for that device (`meta_stands_for`).
+Models ask whether autocast is on, and switch it off for a while, by the name of their tensors' device. So torch's own
+switch for the target device is set too, the kernels heed it, and "meta" stands for that device (`meta_stands_for`).
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
 from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from vitscale.models.autocast import on_meta
+from vitscale.models.autocast import meta_as
 from vitscale.models.tracing.autocast_lists import CAST_CLASSES, CastClass
 from vitscale.models.tracing.errors import TraceError
 
@@ -76,7 +78,7 @@ class EmulatedAutocast:
                 _switched_on(_KEY_DEVICE, self._dtype),  # until then torch leaves the kernels' key out
                 torch._C._IncludeDispatchKeyGuard(_dispatch_key()),  # meta tensors have the key from here on
                 _switched_on(self._device, self._dtype),  # models and the kernels ask for this one
-                on_meta(self._dtype),
+                meta_as(self._device),
             ):
                 yield
         finally:
@@ -212,10 +214,11 @@ def _switched_on(device: str, dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def meta_stands_for(device: Literal["cpu", "cuda"]) -> Iterator[None]:
-    """The context in which models may ask torch about autocast on "meta", and switch it there.
+    """The context in which models may ask about autocast on "meta", and switch it there.
 
-    Outside of it torch refuses "meta" as a device of autocast. Inside, these calls are about `device`:
-    `torch.is_autocast_enabled("meta")`, `torch.get_autocast_dtype("meta")` and `torch.autocast("meta", ...)`.
+    Inside, these calls are about `device`, whether or not this machine has one: `torch.is_autocast_enabled("meta")`,
+    `torch.get_autocast_dtype("meta")`, `torch.autocast("meta", ...)` and transformers' `maybe_autocast("meta", ...)`.
+    Outside, torch refuses "meta" as a device of autocast, and transformers changes nothing there.
     """
     is_enabled_on = torch.is_autocast_enabled
     dtype_on = torch.get_autocast_dtype
@@ -231,14 +234,60 @@ def meta_stands_for(device: Literal["cpu", "cuda"]) -> Iterator[None]:
         return dtype_on(target_type(device_type))
 
     def begin(autocast: torch.autocast, device_type: str, *arguments: Any, **options: Any) -> None:
-        begin_on(autocast, target_type(device_type), *arguments, **options)
+        _begin_region(autocast, begin_on, target_type(device_type), *arguments, **options)
 
-    with (
-        patch.object(torch, "is_autocast_enabled", is_autocast_enabled),
-        patch.object(torch, "get_autocast_dtype", get_autocast_dtype),
-        patch.object(torch.autocast, "__init__", begin),
-    ):
+    with ExitStack() as replaced:
+        replaced.enter_context(patch.object(torch, "is_autocast_enabled", is_autocast_enabled))
+        replaced.enter_context(patch.object(torch, "get_autocast_dtype", get_autocast_dtype))
+        replaced.enter_context(patch.object(torch.autocast, "__init__", begin))
+        replaced.enter_context(_maybe_autocast_replaced(target_type))
         yield
+
+
+def _begin_region(
+    autocast: torch.autocast,
+    begin_on: Callable[..., None],
+    device: str,
+    dtype: torch.dtype | None = None,
+    enabled: bool = True,
+    cache_enabled: bool | None = None,
+) -> None:
+    """Initialise a region of autocast, as torch's own initialiser `begin_on` would on a machine that has the device.
+
+    torch leaves a region off, with a warning, where it finds no such device.
+    """
+    begin_on(autocast, device, dtype=dtype, enabled=False, cache_enabled=cache_enabled)
+    autocast._enabled = enabled
+
+
+_TRANSFORMERS_MODULE = "transformers.utils.generic"
+_MAYBE_AUTOCAST = "maybe_autocast"
+
+
+@contextmanager
+def _maybe_autocast_replaced(target_type: Callable[[str], str]) -> Iterator[None]:
+    """The context in which transformers' `maybe_autocast` goes to the device that `target_type` returns for "meta".
+
+    Transformers 5 gives back a context that does nothing for "meta". Models have the function by its name in their own
+    modules, so it is replaced in each of them.
+    """
+    maybe_autocast_on = getattr(sys.modules.get(_TRANSFORMERS_MODULE), _MAYBE_AUTOCAST, None)
+    if maybe_autocast_on is None:  # no model of transformers, or one of an older version without it
+        yield
+        return
+
+    def maybe_autocast(device_type: str, *arguments: Any, **options: Any) -> Any:
+        return maybe_autocast_on(target_type(device_type), *arguments, **options)
+
+    with ExitStack() as replaced:
+        for module in _modules_with(_MAYBE_AUTOCAST, maybe_autocast_on):
+            replaced.enter_context(patch.object(module, _MAYBE_AUTOCAST, maybe_autocast))
+        yield
+
+
+def _modules_with(name: str, function: object) -> list[ModuleType]:
+    """Return the imported modules in which a name is this function; none of them imports anything for it."""
+    return [module for module in tuple(sys.modules.values()) if getattr(module, "__dict__", {}).get(name) is function]
 
 
 def _dispatch_key() -> torch._C.DispatchKey:

@@ -71,12 +71,12 @@ def _on_meta(tensor: Tensor) -> Tensor:
     return on_meta
 
 
-def checkpoint_blocks(model: nn.Module, inner_context: Callable[[], AbstractContextManager[None]]) -> None:
+def checkpoint_blocks(model: nn.Module, inner_context: Callable[[nn.Module], AbstractContextManager[None]]) -> None:
     """Make the model's blocks compute their forward again in backward, as engines do.
 
     Args:
         model: its blocks are changed in place.
-        inner_context: entered around a block's forward, in forward and in the repetition.
+        inner_context: block -> the context that is entered around its forward, in forward and in the repetition.
 
     Raises:
         TraceError: the model has no repeated blocks.
@@ -89,12 +89,12 @@ def checkpoint_blocks(model: nn.Module, inner_context: Callable[[], AbstractCont
         checkpoint_block(block)
 
 
-def _enter_around_forward(block: nn.Module, context: Callable[[], AbstractContextManager[None]]) -> None:
-    """Replace a block's forward by one that runs inside a new `context`."""
+def _enter_around_forward(block: nn.Module, context: Callable[[nn.Module], AbstractContextManager[None]]) -> None:
+    """Replace a block's forward by one that runs inside a new `context` of the block."""
     forward = block.forward
 
     def forward_in_context(*arguments: object, **options: object) -> object:
-        with context():
+        with context(block):
             return forward(*arguments, **options)
 
     block.forward = forward_in_context

@@ -71,7 +71,7 @@ def _frozen_elements(model: nn.Module) -> int:
 
 def _parts(model: nn.Module, pair: TracePair) -> Iterator[CardPart]:
     """Yield the parts of the card; stretches between blocks that only take views are left out."""
-    memory = _MemoryLines.of(pair)
+    memory = _MemoryLines.measured_in(pair)
     modules_by_part = _modules_by_part(model, pair.few)
     parts_with_storages = {storage.part for storage in pair.few.storages}
     labels = _part_labels(pair.few)
@@ -152,7 +152,7 @@ class _MemoryLines(NamedTuple):
     """The same for each operation of its backward."""
 
     @classmethod
-    def of(cls, pair: TracePair) -> _MemoryLines:
+    def measured_in(cls, pair: TracePair) -> _MemoryLines:
         """Measure both recordings."""
         few_kept = _kept_bytes(pair.few)
         many_kept = _kept_bytes(pair.many)
@@ -230,11 +230,12 @@ def _card_module(
     module_name: str, module: nn.Module, tensors: Mapping[str, nn.Parameter], recording: Recording
 ) -> CardModule:
     """Return a module as the card has it; `tensors` are its trainable ones by their names in the model."""
+    cast_tensors = [tensor for name, tensor in tensors.items() if name in recording.cast_parameters]
     return CardModule(
         name=module_name,
         shapes=tuple(tuple(tensor.shape) for tensor in tensors.values()),
         is_cast=isinstance(module, _CAST_MODULES),
-        cast_elements=sum(tensor.numel() for name, tensor in tensors.items() if name in recording.cast_parameters),
+        cast_elements=sum(tensor.numel() for tensor in cast_tensors),
     )
 
 

@@ -53,6 +53,8 @@ class TracedPasses:
             dtype = DTYPES[request.autocast_dtype]
             self._autocast = EmulatedAutocast(request.device, dtype, self._note_weight_copy)
         names_by_module = {module: name for name, module in model.named_modules()}
+        self._autocast_blocks: set[nn.Module] = set()
+        """Checkpointed blocks whose forward was under autocast in the last pass."""
         self._block_names = {block: names_by_module[block] for block in blocks_of(model)}
         if request.checkpointing:
             checkpoint_blocks(model, self._block_context)
@@ -63,6 +65,7 @@ class TracedPasses:
         It sets `attempted`, also where it fails.
         """
         self._model.zero_grad(set_to_none=True)
+        self._autocast_blocks.clear()
         batch = self._batch(images)
         recorder = Recorder(self._model, batch)
         self._recorder = recorder
@@ -138,11 +141,21 @@ class TracedPasses:
         return nullcontext() if self._autocast is None else self._autocast.active()
 
     @contextmanager
-    def _block_context(self) -> Iterator[None]:
+    def _block_context(self, block: nn.Module) -> Iterator[None]:
         """The context of a checkpointed block's forward, in forward and in the repetition."""
-        recording = nullcontext() if self._recorder is None else self._recorder.recomputing()
-        with recording, self._forward_autocast():
+        if self._recorder is None or not self._recorder.is_backward:
+            if self._is_autocast_on():
+                self._autocast_blocks.add(block)
             yield
+            return
+        # torch's checkpointing repeats the autocast of real devices alone.
+        autocast = self._forward_autocast() if block in self._autocast_blocks else nullcontext()
+        with self._recorder.recomputing(), autocast:
+            yield
+
+    def _is_autocast_on(self) -> bool:
+        """Whether autocast casts now: a model may switch it off around some of its modules."""
+        return self._autocast is not None and torch.is_autocast_enabled(self._request.device)
 
     @contextmanager
     def _parts_followed(self, recorder: Recorder) -> Iterator[None]:

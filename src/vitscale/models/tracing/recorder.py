@@ -111,7 +111,8 @@ class Recorder(TorchDispatchMode):
         """Address of a living storage -> its number."""
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         """Number of a living storage -> the reference that notes when it is freed."""
-        self._is_backward = False
+        self.is_backward = False
+        """Whether backward has begun."""
         self._is_recomputing = False
         self._part = -1
         """Index of the part that the model runs through; in backward the one of the last node that was run."""
@@ -123,18 +124,17 @@ class Recorder(TorchDispatchMode):
 
     def begin_backward(self) -> None:
         """Begin the backward, in the last part."""
-        self._is_backward = True
+        self.is_backward = True
         self.recording.backward_begin = len(self.recording.operations)
 
     @contextmanager
     def recomputing(self) -> Iterator[None]:
-        """The context of a block's forward; in backward it is what checkpointing computes again."""
-        was_recomputing = self._is_recomputing
-        self._is_recomputing = self._is_backward
+        """The context in which checkpointing computes a block again, in backward."""
+        self._is_recomputing = True
         try:
             yield
         finally:
-            self._is_recomputing = was_recomputing
+            self._is_recomputing = False
 
     def leave_out(self, tensors: Iterable[Tensor]) -> None:
         """Leave the storages of these tensors out of all sums, from when they were made."""
@@ -161,10 +161,10 @@ class Recorder(TorchDispatchMode):
         part = self._current_part()
         options = dict(kwargs or {})
         output = func(*args, **options)
-        if not self._is_backward:
+        if not self.is_backward:
             self._note_parameter_uses([*args, *options.values()], part)
         flops = operation_flops(name, args, output)
-        self.recording.operations.append(TracedOperation(name, part, self._is_backward, self._is_recomputing, flops))
+        self.recording.operations.append(TracedOperation(name, part, self.is_backward, self._is_recomputing, flops))
         for tensor in _tensors(output):
             self._note_storage(tensor, part)
         self.attempted = None
@@ -177,7 +177,7 @@ class Recorder(TorchDispatchMode):
         and belong to the part of the operation before: gradients that meet are added outside of nodes, and the nodes
         of parameters have the largest number there is.
         """
-        if not self._is_backward:
+        if not self.is_backward:
             return self._part
         node: Any = torch._C._current_autograd_node()  # None outside of nodes, which torch's stubs leave out
         if node is None:
@@ -213,7 +213,7 @@ class Recorder(TorchDispatchMode):
         number = len(self.recording.storages)
         last_operation = len(self.recording.operations) - 1
         self.recording.storages.append(
-            Storage(made=last_operation, storage_bytes=storage.nbytes(), part=part, is_backward=self._is_backward)
+            Storage(made=last_operation, storage_bytes=storage.nbytes(), part=part, is_backward=self.is_backward)
         )
         self._storage_numbers[address] = number
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from statistics import NormalDist
 from typing import NamedTuple, overload
@@ -51,6 +51,8 @@ class MemoryForecast:
     """Moment of a step -> bytes by part; a part that is not listed takes none."""
     not_covered: Mapping[str, str]
     """What is left out -> why, or what it is."""
+    host: Parts = field(default_factory=dict)
+    """Bytes in the host's memory by part, of what is offloaded from a GPU; they are none of `moments`."""
 
     @property
     def peak_moment(self) -> str:
@@ -96,7 +98,9 @@ def forecast(trial: Trial) -> MemoryForecast | None:
     is_plain_vit = vit_shape(trial.model) is not None and trial.model.task == "classification"
     if not is_plain_vit:
         missing["convolutions"] = "what a convolution's backward takes for copies in another order of the axes"
-    of_ranks = (MemoryForecast(highest_of_turns(turns), missing) for turns in _turns_of_ranks(trial))
+    # Ranks that share weights offload nothing (`study.model_checks`), so the whole model's shapes are every rank's.
+    host = _wrapped(trial, _shapes(trial)).host
+    of_ranks = (MemoryForecast(highest_of_turns(turns), missing, host) for turns in _turns_of_ranks(trial))
     return max(of_ranks, key=lambda rank: rank.peak_bytes)
 
 
@@ -110,7 +114,7 @@ def unavailable(trial: Trial) -> str:
     """Why arithmetic does not tell a trial's memory; empty where it does.
 
     Reasons are a model that only building it could count, an engine or an optimizer whose states are not modelled here,
-    offloading, and what a user's own DeepSpeed file may ask for beyond bucket sizes (`EngineFacts.states_unknown`).
+    and settings of a user's own DeepSpeed file with which it holds other states (`EngineFacts.states_unknown`).
     """
     train = trial.train
     facts = wrapper_facts(train)
@@ -119,8 +123,6 @@ def unavailable(trial: Trial) -> str:
     optimizer = optimizer_of_states(train)
     if optimizer not in STATE_BYTES:
         return f"the states of {optimizer if optimizer == train.optimizer else shown(optimizer)} are not modelled"
-    if train.offload != "none":
-        return "offloading is not modelled"
     if reason := facts.states_unknown(train):
         return reason
     shapes = recorded_shapes(trial.model)

@@ -55,21 +55,19 @@ def card_pieces(trial: Trial, card: ModelCard) -> Pieces:
         parts[-2] = head._replace(kept=max(0, head.kept - logits))
     return Pieces(
         parts=tuple(parts),
-        images=_image_bytes(trial, images),
+        images=_input_bytes(trial, images),
         logits=logits,
         buffers=card.buffer_bytes + card.frozen_elements * element_bytes,
     )
 
 
-def _image_bytes(trial: Trial, images: int) -> int:
-    """Return the bytes of a micro-batch's images, of their cast to narrow weights' dtype, and of its labels."""
+def _input_bytes(trial: Trial, images: int) -> int:
+    """Return the bytes of a micro-batch: of its images, of their cast to narrow weights' dtype, and of its labels."""
+    element_bytes = weight_bytes(trial.train)
+    cast_bytes = element_bytes if element_bytes < _PIXEL_BYTES else 0
     pixels = images * trial.model.image_size**2
-    pixel_bytes = _PIXEL_BYTES
-    if weight_bytes(trial.train) == 2:
-        pixel_bytes += 2
-    is_segmentation = trial.model.task == "segmentation"
-    labels = pixels if is_segmentation else images
-    return pixels * trial.model.channels * pixel_bytes + labels * _LABEL_BYTES
+    labels = pixels if trial.model.task == "segmentation" else images
+    return pixels * trial.model.channels * (_PIXEL_BYTES + cast_bytes) + labels * _LABEL_BYTES
 
 
 _COPIES_OF_NORMS_OVER_RANKS = 3

@@ -93,14 +93,19 @@ def _sticking_out(
     """How much longer a phase takes than its `length` seconds of computing.
 
     It is assumed that a message that computing waits for holds up the later messages too. That is so where each is
-    asked for when the one before has come.
+    asked for when the one before has come. Messages with a stream of their own (`Message.beside_later`) hold up only
+    each other.
     """
     serial: FloatArray | float = 0.0
     waited: FloatArray | float = 0.0
     ended: FloatArray | float = 0.0
+    ended_beside: FloatArray | float = 0.0
     for message in messages:
         if message.ready is None:
             serial = serial + seconds(message)
+            continue
+        if message.beside_later:
+            ended_beside = np.maximum(ended, ended_beside) + seconds(message)
             continue
         begin, takes = length * message.ready, seconds(message)
         if isinstance(waited, np.ndarray):  # for thousands of configurations these arrays are large
@@ -109,7 +114,8 @@ def _sticking_out(
         ended = np.add(begin, takes, out=begin if takes.shape == begin.shape else None)
         if message.needed is not None:
             waited = np.maximum(waited, ended - length * message.needed)
-    exposed: FloatArray = serial + np.maximum(waited, ended - length)
+    last_end = np.maximum(ended, ended_beside)
+    exposed: FloatArray = serial + np.maximum(waited, last_end - length)
     return exposed
 
 

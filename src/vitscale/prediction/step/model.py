@@ -13,6 +13,7 @@
                 fills and runs empty; (P - 1) / v with equal ranks (arXiv 2104.04473, section 2.2)
     norms       what synchronised norms exchange in every micro-step; nothing hides it, and it is mostly latency
     optimizer   the update of all that a rank holds, or of 1/N of it where the engine shards its states over N ranks
+                (N/R where they are R replicas)
 
 Where an engine's messages are unknown, its transfers are shares of one micro-step's compute. One share grows as a
 ring's bytes do, by 2(N-1)/N over N ranks. Another is added between n hosts; it grows by up to 2(n-1)/n, and is larger
@@ -162,7 +163,7 @@ class StepModel:
         late = worlds.slowdown * (1 + spread * worlds.slowest) - 1
         late += np.exp(draws["lateness"]) * worlds.slowest / _SLOWER_OF_TWO
         replicas = worlds.ranks * (self.parallel.sequence / self.parallel.ranks_per_model)
-        shards = replicas if self.shards_optimizer else np.ones_like(worlds.ranks)
+        shards = replicas / self.parallel.replicate if self.shards_optimizer else np.ones_like(worlds.ranks)
         optimizer = np.exp(draws["optimizer"]) / shards
         wait = compute * late
         wire = exposed * np.exp(draws["overlap"])
@@ -241,10 +242,11 @@ class StepModel:
             worlds = Worlds(*(getattr(worlds, field.name)[first] for field in fields(worlds)))
         sorts = {(message.operation, message.group) for message in kinds.values()}
         algorithms = {sort: self._lines(draws, worlds, *sort) for sort in sorts}
-        ranks = {group: self._group(worlds, group)[0] for _, group in sorts}
+        sharding_groups = {message.sharding_group for message in kinds.values()}
+        ranks = {group: self._group(worlds, group)[0] for group in sharding_groups}
         seconds = {}
         for kind, message in kinds.items():
-            tensor_bytes = message.tensor_bytes_at(ranks[message.group], worlds.micro_batch)
+            tensor_bytes = message.tensor_bytes_at(ranks[message.sharding_group], worlds.micro_batch)
             seconds[kind] = cheapest(algorithms[message.operation, message.group], tensor_bytes)
         if not once:
             return seconds
@@ -287,10 +289,13 @@ class StepModel:
         """
         parallel, local = self.parallel, np.minimum(worlds.ranks, worlds.ranks_per_node)
         replicas = worlds.ranks * (parallel.sequence / parallel.ranks_per_model)
+        sharding = replicas / parallel.replicate
         size, stride = {
             "tensor": (parallel.tensor, 1),
             "sequence": (parallel.sequence, parallel.tensor),
             "replicas": (replicas, parallel.tensor),
+            "sharding": (sharding, parallel.tensor),
+            "replication": (parallel.replicate, sharding * parallel.tensor),
             "pipeline": (parallel.pipeline, replicas * parallel.tensor),
             "all": (worlds.ranks, 1),
         }[group]

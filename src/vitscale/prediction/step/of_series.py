@@ -117,8 +117,9 @@ def model_of(points: Sequence[MeasuredPoint], evidence: Evidence) -> StepModel:
     if norms is None:
         norms = _counted_norms(counted)
     parallel = largest.trial.parallel
-    # Where ranks share a model, unlike groups use one operation: counts do not tell them apart, and arithmetic does.
-    if sent is not None and counted is not None and parallel.ranks_per_model == 1:
+    # Where ranks share a model, unlike groups use one operation: counts do not tell them apart, and arithmetic does. Of
+    # replicas, counts at one number of ranks say nothing of another, where a shard is larger or smaller.
+    if sent is not None and counted is not None and parallel.least_ranks == 1:
         of_engine = {kind: amount for kind, amount in counted.sent_bytes.items() if not norms or kind != _OF_NORMS}
         sent = rescaled(sent, of_engine, counted.trial.train.grad_accum)
     shares = [p.parts.backward / p.parts.compute for p in points if p.parts and p.parts.backward and p.parts.compute]

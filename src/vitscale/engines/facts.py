@@ -115,9 +115,9 @@ class EngineFacts:
     """Why `states` has no answer for this [train]; empty where it has."""
     stage_states: str = ""
     """Reference to what a rank holds while a micro-batch is in one of its pipeline stages, for an engine that gathers
-    weights block by block: `(trial, shapes, *, later, directly) -> RankStates`."""
+    weights block by block: `(trial, shapes, *, later) -> RankStates`."""
     around_parts: str = ""
-    """Reference to what a rank holds at each part of a model of unlike blocks, where `RankStates` does not say it:
+    """Reference to what a rank holds at each part of a model, where `RankStates` does not say it:
     `(trial, states, parts, turn) -> engines.parts.Around`."""
     part_gathers: str = ""
     """Reference to the weights that it gathers in each part's forward and backward:

@@ -1,4 +1,4 @@
-"""A model whose blocks are not alike, part by part, and the bytes that an engine holds around the parts.
+"""A model part by part, and the bytes that an engine holds around the parts.
 
 `Parts` (of `engines.states`) are bytes by their purpose, such as "weights"; a `Part` is a piece of a model.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from vitscale.engines.states import Parts, RankStates
@@ -34,11 +35,13 @@ class Part(NamedTuple):
     """Elements of weights that autocast copies, as a traced model has them; None: those of all products."""
     block: int = 0
     """The number of the wrapped block that holds it, from 1 on; outside blocks 0 before them and -1 behind them."""
+    output_gradient: int = 0
+    """The gradient of its output, with which its backward begins; 0 where a moment of `backward` is always higher."""
 
     @property
     def elements(self) -> int:
         """Elements of all its tensors."""
-        return sum(module.elements for module in self.modules)
+        return sum(self.tensors)
 
     def cast_bytes(self, *, linear: bool) -> int:
         """Return the bytes of the 16-bit copies that autocast makes of its weights; `linear`: of linear layers too."""
@@ -50,17 +53,34 @@ class Part(NamedTuple):
         return 2 * sum(module.elements for module in cast)
 
     @property
-    def tensors(self) -> list[int]:
+    def tensors(self) -> tuple[int, ...]:
         """Elements of each tensor, in the order of forward."""
-        elements: list[int] = []
-        for module in self.modules:
-            # A module lists its tensors in the order in which backward makes their gradients.
-            elements += [math.prod(shape) for shape in reversed(module.gradients)]
-        return elements
+        return _tensor_elements(self.modules)
+
+
+@lru_cache(maxsize=1024)
+def _tensor_elements(modules: tuple[Module, ...]) -> tuple[int, ...]:
+    elements: list[int] = []
+    for module in modules:
+        # A module lists its tensors in the order in which backward makes their gradients.
+        elements += [math.prod(shape) for shape in reversed(module.gradients)]
+    return tuple(elements)
 
 
 def _is_convolution(module: Module) -> bool:
     return len(module.tensors[0]) == 4
+
+
+class AtMoment(NamedTuple):
+    """Bytes at a moment of backward beside those at which parts are widest."""
+
+    part: int
+    """Number of the part whose activations, and those of all parts before it, are there."""
+    released_share: float
+    """The share of the part's activations that is gone."""
+    parts: Parts
+    is_bucket_full: bool = False
+    """Whether a full bucket is exchanged amid the part's backward; else its backward has not begun."""
 
 
 class Around(NamedTuple):
@@ -70,8 +90,8 @@ class Around(NamedTuple):
     """In each part's forward."""
     backward: Sequence[Parts]
     """In each part's backward, where it is widest: gradients included."""
-    between: Sequence[tuple[int, float, Parts]]
-    """At other moments of backward: the part, the share of it whose activations are gone, and the bytes."""
+    between: Sequence[AtMoment]
+    """At other moments of backward."""
     exchange: Parts
     """When backward is over."""
 
@@ -89,7 +109,7 @@ class InTurn(NamedTuple):
     stage: int
     """Number of the stage among the rank's own."""
     moments: tuple[str, ...]
-    """Moments of this turn, as in `prediction.memory.moments.ORDER`."""
+    """Names of the moments of this turn: "end of forward", "backward", "exchange", "step"."""
     step: Trial
     """The micro-batch as a step of its own; as the second of two where another's backward came before."""
     states: RankStates

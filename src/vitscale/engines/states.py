@@ -94,28 +94,14 @@ class RankStates:
     """Gradients of earlier micro-steps, in forward and backward of the later ones."""
     held_buckets: Parts = field(default_factory=dict)
     """Buckets that an earlier micro-step's backward has allocated, in the forward of the later ones."""
-    forward: Parts = field(default_factory=dict)
-    """Before the last block's forward: gathered weights, and those on their way."""
-    forward_end: Parts = field(default_factory=dict)
-    """When the last block's forward is over."""
     backward: Parts = field(default_factory=dict)
     """During all of backward."""
-    gathered_blocks: tuple[int, ...] = ()
-    """Weights of blocks that are gathered in backward, by the number of blocks whose backward is not over; empty: none,
-    or as many throughout, which are then in `backward`."""
-    gathered_between: tuple[int, ...] = ()
-    """The same between two blocks, while the next block's weights are copied out of their buffer; empty: as in
-    `gathered_blocks`."""
     bucket: int = 0
     """Elements of a bucket that is exchanged during backward as soon as it is full; 0: there is none."""
     flush: Parts = field(default_factory=dict)
     """During the exchange of a full bucket, per element of it."""
     from_first_flush: Parts = field(default_factory=dict)
     """During backward once the first bucket has been exchanged."""
-    first_block: Parts = field(default_factory=dict)
-    """During backward once the gradients of the first whole block have been exchanged."""
-    between_blocks: Parts = field(default_factory=dict)
-    """After a block's gradients have been scattered, while another block is gathered; on top of all that."""
     exchange: Parts = field(default_factory=dict)
     """All beside `steady` when backward is over and gradients are exchanged."""
     step: Parts = field(default_factory=dict)

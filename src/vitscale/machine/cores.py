@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from vitscale.base.processors import usable_cores
 
@@ -335,11 +335,6 @@ def _consecutive_cores(
     return tuple(sorted(logical[start : start + threads]))
 
 
-Products = Literal["tiles", "words", "widened"]
-"""Ways in which a processor multiplies 16-bit numbers. tiles: by AMX. words: by AVX512-BF16. widened: as numbers of 32
-bits, because it has neither."""
-
-
 @cache
 def cpu_facts(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
     """Return the kernel's description of the first processor, by key ("model name"); empty where there is none."""
@@ -352,23 +347,3 @@ def cpu_facts(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
         key, _, value = line.partition(":")
         facts[key.strip()] = value.strip()
     return facts
-
-
-def products_of_16_bits() -> Products:
-    """Return how this machine's processor multiplies 16-bit numbers, within the limit set for oneDNN."""
-    return _products_by_flags(cpu_facts().get("flags", ""), os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper())
-
-
-@cache
-def _products_by_flags(flags: str, limit: str) -> Products:
-    """Return how 16-bit numbers are multiplied.
-
-    Args:
-        flags: the processor's, as /proc/cpuinfo has them: "fpu vme ... avx512_bf16".
-        limit: the largest instruction set that oneDNN may use: "ALL", "AVX512_CORE_BF16".
-    """
-    processor_flags = flags.split()
-    is_amx_allowed = limit == "ALL" or "AMX" in limit
-    if is_amx_allowed and "amx_bf16" in processor_flags:
-        return "tiles"
-    return "words" if "avx512_bf16" in processor_flags else "widened"

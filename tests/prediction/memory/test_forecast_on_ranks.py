@@ -105,7 +105,7 @@ def measured(configurations: list[str], steps: int, ranks: int = 2) -> list[dict
 
 
 def off(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [row for row in rows if not -0.02 <= row["forecast_bytes"] / row["step_bytes"] - 1 <= 0.05]
+    return [row for row in rows if not -0.05 <= row["forecast_bytes"] / row["step_bytes"] - 1 <= 0.05]
 
 
 @pytest.mark.ranks

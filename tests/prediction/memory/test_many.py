@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,7 +82,12 @@ def test_each_is_the_forecast_of_its_trial(
         "activation_checkpointing": checkpointed,
     }
     whole = template.model_dump() | {"train": fields, "world": {"ranks_per_node": gpus, "threads_per_rank": 1}}
-    assert said == forecast_bytes(Trial.model_validate(whole))
+    alone = forecast_bytes(Trial.model_validate(whole))
+    if alone is None:
+        assert said is None
+    else:
+        rounding = 2 * images  # of the share of a block's activations that is gone where a bucket is full
+        assert said == pytest.approx(alone, rel=0, abs=rounding)
 
 
 def test_a_model_of_the_users_own_is_unknown() -> None:

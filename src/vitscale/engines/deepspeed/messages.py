@@ -10,7 +10,7 @@ from vitscale.engines.deepspeed.config import flag, section
 from vitscale.engines.deepspeed.extensions import unmodelled_setting, zero_plus_plus
 from vitscale.engines.deepspeed.settings import STAGE_0_BUCKET_ELEMENTS, zero_settings
 from vitscale.engines.deepspeed.states import optimizer_groups
-from vitscale.engines.deepspeed.traversal import Fetch, TensorKey, Traversal, modules_in_forward, traversal
+from vitscale.engines.deepspeed.traversal import Fetch, TensorKey, modules_in_forward, weight_fetches
 from vitscale.engines.dtypes import communicated_bytes, weight_bytes
 from vitscale.engines.gradients import Tensor, flushed_before_full, of_backward, tensors, up_to_multiple
 from vitscale.engines.messages import Message, StepPhase
@@ -113,14 +113,14 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
 
     Tensors up to `stage3_param_persistence_threshold` are gathered once, one by one, after the step. The others are
     fetched `stage3_prefetch_bucket_size` ahead of their use. Backward finds them still there, unless the way through
-    the rest of forward and back to them exceeds `stage3_max_reuse_distance`; then it gathers them anew (`traversal`).
-    With hpZ all gathers but the first of each weight in an optimizer step are among the ranks that share a second shard
-    (`_gathers_with_second_shard`).
+    the rest of forward and back to them exceeds `stage3_max_reuse_distance`; then it gathers them anew
+    (`weight_fetches`). With hpZ all gathers but the first of each weight in an optimizer step are among the ranks that
+    share a second shard (`_gathers_with_second_shard`).
     """
     train = trial.train
     settings = zero_settings(train)
     padded = _padded_tensors(shapes, trial.world.size)
-    gathers = traversal(modules_in_forward(shapes), settings, train.activation_checkpointing)
+    fetches = weight_fetches(modules_in_forward(shapes), settings, train.activation_checkpointing)
     gradient_buckets = _gradient_buckets(
         "reduce_scatter",
         train,
@@ -131,7 +131,7 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
         every_micro_step=True,
     )
     return (
-        *_weight_gathers(gathers, padded, train),
+        *_weight_gathers(fetches, padded, train),
         *gradient_buckets,
         _scalars(calls=2, scalar_bytes=8),
         *_small_weight_gathers(padded, settings.persistence_threshold, train),
@@ -165,15 +165,15 @@ def _small_weight_gathers(padded: Sequence[Tensor], threshold: int, train: Train
     return [Message("all_gather", mean_bytes, calls=len(small), phase="after", ready=None, every_micro_step=False)]
 
 
-def _weight_gathers(gathers: Traversal, padded: Sequence[Tensor], train: TrainSpec) -> list[Message]:
+def _weight_gathers(fetches: Sequence[Fetch], padded: Sequence[Tensor], train: TrainSpec) -> list[Message]:
     """Return all-gathers of weights, each beside what is computed until their use; those for forward come first."""
     tensors_by_module: dict[int, list[Tensor]] = {}
     for tensor in padded:
         tensors_by_module.setdefault(tensor.module, []).append(tensor)
     if zero_plus_plus(train).second_shard_ranks > 1:
-        weight_gathers = _gathers_with_second_shard(gathers.fetches, tensors_by_module, train)
+        weight_gathers = _gathers_with_second_shard(fetches, tensors_by_module, train)
     else:
-        weight_gathers = [_weight_gather(fetch, tensors_by_module, train) for fetch in gathers.fetches]
+        weight_gathers = [_weight_gather(fetch, tensors_by_module, train) for fetch in fetches]
     return sorted(weight_gathers, key=lambda gather: gather.phase == "backward")
 
 

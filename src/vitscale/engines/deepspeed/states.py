@@ -6,18 +6,16 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import NamedTuple
 
 from vitscale.engines import states as common
 from vitscale.engines.deepspeed.extensions import offload_of, zero_plus_plus
 from vitscale.engines.deepspeed.settings import STAGE_0_BUCKET_ELEMENTS, ZeroSettings, zero_settings
-from vitscale.engines.deepspeed.traversal import PlacedModule, Traversal, modules_in_forward, traversal
 from vitscale.engines.dtypes import communicated_bytes, weight_bytes
 from vitscale.engines.parts import Part, PartGathers
 from vitscale.engines.states import Parts, RankStates
 from vitscale.trial.model_cost import ParameterShapes
-from vitscale.trial.model_counts import ModelBlock
 from vitscale.trial.trial import TrainSpec, Trial
 
 _FP32_BYTES = 4
@@ -223,7 +221,7 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> RankStates:
 
     It follows runtime/zero/stage3.py, partition_parameters.py and partitioned_param_coordinator.py, and holds more than
     the paper counts. fp32 masters and a bucket are there as at the other stages. Gathered weights of up to 1e5 elements
-    each stay (`stage3_param_persistence_threshold`); for all others see `_gathered_on_use`. In the step this rank's
+    each stay (`stage3_param_persistence_threshold`); for all others see `part_gathers`. In the step this rank's
     gradients are there once more, unless the step is on the host. One rank gathers nothing, unless from the host.
     """
     train = trial.train
@@ -234,11 +232,10 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> RankStates:
     flush = _scattered_bytes(trial)
     reduced = _elements_reduced_at_once(count, settings)
     flush_bytes = {part: reduced * part_bytes for part, part_bytes in flush.items()}
-    large = _large_elements(shapes, settings.persistence_threshold).model
+    large = _elements_above(map(math.prod, shapes.tensors()), settings.persistence_threshold)
     persistent = {"gathered weights": (count.all - large) * _gathered_element_bytes(trial)}
-    gathered = _gathered_on_use(trial, shapes, settings)
-    second_shard = _second_shard(trial, large)
-    has_second_shard_in_forward = gathered.releases_in_forward or train.grad_accum > 1
+    # All have been released when a micro-step is over, and some when a forward is.
+    released = large if train.grad_accum > 1 else large - _lasting_elements(settings, large)
     placed = _placed_in_stage_3(trial, shapes, buckets={"buckets": bucket_bytes})
     flattens_gradients = not offload_of(train).optimizer
     step_bytes = _flattened_gradient_bytes(shapes, trial.world.size, element_bytes) if flattens_gradients else 0
@@ -246,14 +243,10 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> RankStates:
         steady=placed.steady,
         gradient_bytes=0,
         new_gradient_bytes=element_bytes,
-        held=second_shard if has_second_shard_in_forward else {},
-        forward=common.added(persistent, gathered.forward),
-        forward_end=common.added(persistent, gathered.forward_end),
-        backward=persistent,
-        gathered_blocks=gathered.blocks,
+        held=_second_shard(trial, released),
         bucket=settings.reduce_bucket,
         flush=flush,
-        exchange=common.added(persistent, flush_bytes, _copied_out(trial, shapes), second_shard),
+        exchange=common.added(persistent, flush_bytes, _copied_out(trial, shapes), _second_shard(trial, large)),
         step=common.added({"temporaries": step_bytes}, _second_shard(trial, count.all)),
         host=placed.host,
     )
@@ -338,84 +331,6 @@ def _second_shard_parts(trial: Trial, elements: int) -> Parts:
     return {"second shard of weights": common.shard(elements, ranks) * weight_bytes(trial.train)}
 
 
-class _GatheredOnUse(NamedTuple):
-    """Weights that stage 3 gathers when they are used, as `RankStates` has them."""
-
-    forward: Parts
-    forward_end: Parts
-    blocks: tuple[int, ...]
-    """Bytes in backward, by the number of blocks whose backward is not over."""
-    releases_in_forward: bool
-    """Whether weights are released in forward, and gathered again for backward."""
-
-
-def _gathered_on_use(trial: Trial, shapes: ParameterShapes, settings: ZeroSettings) -> _GatheredOnUse:
-    """Return the weights that are gathered at each moment, without the small ones that stay.
-
-    They stay from forward to their backward where `traversal` gathers none a second time, as in a model of less than
-    half of `stage3_max_reuse_distance` (1e9). Weights arrive in a flat buffer, out of which they are copied; on one
-    rank, which takes them from the host, without a buffer. Several ranks first copy their shards from the host.
-    """
-    element_bytes = _gathered_element_bytes(trial)
-    large = _large_elements(shapes, settings.persistence_threshold)
-    arriving = min(large.model, _elements_on_their_way(settings, common.sizes(shapes).largest_of_block))
-    modules = modules_in_forward(shapes)
-    gathers = _traversal(trial, modules, settings)
-    # What is gathered twice counts only where it is more than what is on its way anyway.
-    if element_bytes > 0 and gathers.gathered_twice > arriving:
-        return _gathered_twice(trial, modules, gathers, arriving=arriving)
-    large_bytes = large.model * element_bytes
-    is_copied_by_gloo = trial.train.device == "cpu" and arriving < large.model
-    block_bytes = large.largest_block * element_bytes
-    has_repeated_blocks = len(shapes.blocks) > 1  # the first of `shapes.blocks` is what lies before them
-    blocks = shapes.blocks[1].repeats if has_repeated_blocks else 0
-    return _GatheredOnUse(
-        forward={
-            "gathered weights": large_bytes + arriving * _buffer_element_bytes(trial),
-            "gloo's copies": arriving * element_bytes if is_copied_by_gloo else 0,
-            "temporaries": _copied_from_host_bytes(trial, arriving),
-        },
-        forward_end={"gathered weights": large_bytes},
-        blocks=tuple(open_blocks * block_bytes for open_blocks in range(blocks + 1)),
-        releases_in_forward=False,
-    )
-
-
-def _traversal(trial: Trial, modules: tuple[PlacedModule, ...], settings: ZeroSettings) -> Traversal:
-    """Return the gathers of a trial; weights come in a buffer from other ranks, but not from the host's memory."""
-    return traversal(modules, settings, trial.train.activation_checkpointing, has_buffers=trial.world.size > 1)
-
-
-def _gathered_twice(
-    trial: Trial, modules: Sequence[PlacedModule], gathers: Traversal, *, arriving: int
-) -> _GatheredOnUse:
-    """Return what `traversal` gathers, where weights are released between forward and backward.
-
-    Args:
-        trial: the trial.
-        modules: the model's modules.
-        gathers: the traversal of these modules.
-        arriving: the most elements that are on their way at once.
-    """
-    element_bytes = _gathered_element_bytes(trial)
-    forward = _most_by_block(modules, gathers.forward)
-    backward = _most_by_block(modules, gathers.backward)
-    last_block = max(module.block for module in modules)
-    incoming = _most_by_block(modules, gathers.coming)[last_block] if trial.train.device == "cpu" else 0
-    # Buffers are among what the traversal gathers, at the bytes of a weight.
-    buffer_bytes = arriving * max(0, _buffer_element_bytes(trial) - element_bytes)
-    return _GatheredOnUse(
-        forward={
-            "gathered weights": forward[last_block] * element_bytes + buffer_bytes,
-            "gloo's copies": incoming * element_bytes,
-            "temporaries": _copied_from_host_bytes(trial, arriving),
-        },
-        forward_end={"gathered weights": forward[modules[-1].block] * element_bytes + buffer_bytes},
-        blocks=tuple(backward[block] * element_bytes + buffer_bytes for block in range(last_block + 1)),
-        releases_in_forward=True,
-    )
-
-
 def _buffer_element_bytes(trial: Trial) -> int:
     """Return the bytes of an element in the buffer that weights arrive in; one rank has none.
 
@@ -438,17 +353,29 @@ def _copied_from_host_bytes(trial: Trial, arriving: int) -> int:
     return common.shard(arriving, trial.world.size) * weight_bytes(trial.train) if is_copied else 0
 
 
-def _most_by_block(modules: Sequence[PlacedModule], elements: Sequence[int]) -> dict[int, int]:
-    """Return the most elements at any module of each block, by the number of the block.
+def _is_copied_by_gloo(trial: Trial, arriving: int, large_elements: int) -> bool:
+    """Whether gloo, which exchanges between CPUs, has a copy of what arrives late in forward (ProcessGroupGloo.cpp).
+
+    Where all weights of the model arrive at once, they have done so before its first block.
+    """
+    return trial.train.device == "cpu" and arriving < large_elements
+
+
+def _lasting_elements(settings: ZeroSettings, large_elements: int) -> int:
+    """Return how many elements stay gathered from forward to their backward: those at the end of the model.
+
+    A weight is released after its use unless its next use is less than `stage3_max_reuse_distance` elements away
+    (`__params_to_release` in runtime/zero/partitioned_param_coordinator.py of DeepSpeed 0.19). From the last n elements
+    of a model to their backward it is 2 n. A weight stays, too, if fetching ahead has passed over that next use. It has
+    soon, for it goes a bucket ahead at every module, unless `stage3_max_live_parameters` stops it.
 
     Args:
-        modules: the modules.
-        elements: elements at each of them.
+        settings: ZeRO's settings.
+        large_elements: elements of all weights that are gathered when they are used.
     """
-    most_by_block: dict[int, int] = {}
-    for module, module_elements in zip(modules, elements, strict=True):
-        most_by_block[module.block] = max(most_by_block.get(module.block, 0), module_elements)
-    return most_by_block
+    if settings.max_live >= large_elements:
+        return large_elements
+    return min(large_elements, settings.max_reuse // 2)
 
 
 def _gathered_element_bytes(trial: Trial) -> int:
@@ -460,29 +387,6 @@ def _gathered_element_bytes(trial: Trial) -> int:
 def _elements_on_their_way(settings: ZeroSettings, largest_tensor: int) -> int:
     """Return the most elements that fetching ahead asks for: it stops once a tensor has filled the bucket."""
     return min(settings.prefetch_bucket, settings.max_live) + largest_tensor
-
-
-class _LargeElements(NamedTuple):
-    """Elements of tensors that are gathered when they are used."""
-
-    largest_block: int
-    """In the wrapped block that has most of them."""
-    model: int
-
-
-@lru_cache(maxsize=256)
-def _large_elements(shapes: ParameterShapes, persistence_threshold: int) -> _LargeElements:
-    """Return the elements of tensors that have more than `persistence_threshold`."""
-
-    def large_elements_of(block: ModelBlock) -> int:
-        tensor_shapes = chain.from_iterable(module.tensors for module in block.modules)
-        return _elements_above(map(math.prod, tensor_shapes), persistence_threshold)
-
-    wrapped = [block for block in shapes.blocks if block.wrapped]
-    return _LargeElements(
-        largest_block=max(map(large_elements_of, wrapped), default=0),
-        model=sum(map(large_elements_of, shapes.each())),
-    )
 
 
 def _elements_above(tensor_elements: Iterable[int], threshold: int) -> int:
@@ -554,86 +458,32 @@ def part_gathers(trial: Trial, parts: Sequence[Part]) -> PartGathers | None:
     if trial.train.zero_stage < 3:
         return None
     settings = zero_settings(trial.train)
-    modules = tuple(chain.from_iterable(map(_placed_modules, parts)))
-    gathers = _traversal(trial, modules, settings)
-    large = [_elements_above(part.tensors, settings.persistence_threshold) for part in parts]
-    small = sum(part.elements for part in parts) - sum(large)
+    element_bytes = _gathered_element_bytes(trial)
+    buffer_element_bytes = _buffer_element_bytes(trial)
+    large_by_part = [_elements_above(part.tensors, settings.persistence_threshold) for part in parts]
+    large = sum(large_by_part)
+    small = sum(part.elements for part in parts) - large
     largest_tensor = max((max(part.tensors, default=0) for part in parts), default=0)
-    on_their_way = _elements_on_their_way(settings, largest_tensor)
-    gathers_anything = _gathered_element_bytes(trial) > 0
-    if gathers_anything and gathers.gathered_twice > min(sum(large), on_their_way):
-        return _parts_gathered_twice(trial, parts, gathers, small=small)
-    return _parts_that_stay(trial, large, small=small, on_their_way=on_their_way)
-
-
-def _placed_modules(part: Part) -> list[PlacedModule]:
-    return [PlacedModule(module, part.block) for module in part.modules]
-
-
-def _parts_gathered_twice(trial: Trial, parts: Sequence[Part], gathers: Traversal, *, small: int) -> PartGathers:
-    """Return the most that `traversal` gathers at any module of each part.
-
-    Args:
-        trial: the trial.
-        parts: the parts.
-        gathers: the traversal of their modules.
-        small: elements that are gathered throughout.
-    """
-    element_bytes = _gathered_element_bytes(trial)
-    is_gloo = trial.train.device == "cpu"
+    most_on_their_way = _elements_on_their_way(settings, largest_tensor)
+    arriving = min(large, most_on_their_way)
+    gloo_bytes = arriving * element_bytes if _is_copied_by_gloo(trial, arriving, large) else 0
+    lasting = _lasting_elements(settings, large)
+    released = large - lasting
+    # Those that are released are in use or in a buffer, whichever takes more.
+    in_use_bytes = arriving * max(element_bytes, buffer_element_bytes) if released > 0 else 0
     forward: list[Parts] = []
     backward: list[Parts] = []
-    for modules in _slices_of_modules(parts):
-        incoming = max(gathers.coming[modules]) if is_gloo else 0
+    for elements_so_far in accumulate(large_by_part):
+        # Fetching ahead is soon through with the model, but for a bucket, which lies there until its weights are used.
+        is_arriving = elements_so_far < large
+        arriving_bytes = arriving * buffer_element_bytes if is_arriving else 0
         forward.append(
             {
-                "gathered weights": (small + max(gathers.forward[modules])) * element_bytes,
-                "gloo's copies": incoming * element_bytes,
+                "gathered weights": (small + lasting) * element_bytes + max(arriving_bytes, in_use_bytes),
+                "gloo's copies": gloo_bytes if is_arriving else 0,
+                "temporaries": _copied_from_host_bytes(trial, arriving) if is_arriving else 0,
             }
         )
-        backward.append({"gathered weights": (small + max(gathers.backward[modules])) * element_bytes})
-    return PartGathers(forward, backward)
-
-
-def _slices_of_modules(parts: Sequence[Part]) -> list[slice]:
-    """Return where each part's modules lie in the order of forward.
-
-    A part without modules, such as the loss, gets the module beside it. Example: parts of 2, 1 and 0 modules have the
-    slices 0:2, 2:3 and 2:3.
-    """
-    last_module = sum(len(part.modules) for part in parts) - 1
-    slices = []
-    end = 0
-    for part in parts:
-        begin = end
-        end += len(part.modules)
-        slices.append(slice(max(0, min(begin, last_module)), max(end, 1)))
-    return slices
-
-
-def _parts_that_stay(trial: Trial, large: Sequence[int], *, small: int, on_their_way: int) -> PartGathers:
-    """Return the weights of parts that stay gathered from forward to their backward.
-
-    Args:
-        trial: the trial.
-        large: elements that are gathered for each part.
-        small: elements that are gathered throughout.
-        on_their_way: the most elements that are fetched ahead.
-    """
-    element_bytes = _gathered_element_bytes(trial)
-    arriving_element_bytes = element_bytes + _buffer_element_bytes(trial)
-    total = sum(large)
-    forward: list[Parts] = []
-    backward: list[Parts] = []
-    for gathered in accumulate(large):
-        arriving = min(total - gathered, on_their_way)
-        is_copied_by_gloo = trial.train.device == "cpu" and arriving < total
-        forward.append(
-            {
-                "gathered weights": (small + gathered) * element_bytes + arriving * arriving_element_bytes,
-                "gloo's copies": arriving * element_bytes if is_copied_by_gloo else 0,
-                "temporaries": _copied_from_host_bytes(trial, arriving),
-            }
-        )
-        backward.append({"gathered weights": (small + gathered) * element_bytes})
+        gathered = small + max(0, elements_so_far - released)
+        backward.append({"gathered weights": gathered * element_bytes + in_use_bytes})
     return PartGathers(forward, backward)

@@ -1,8 +1,11 @@
-"""The weights that ZeRO-3 gathers and releases on its way through forward and backward, as DeepSpeed's hooks do it.
+"""The all-gathers of ZeRO-3 on its way through forward and backward, as DeepSpeed's hooks do it.
 
 A visit is one call of these hooks, at one module; a step is the number of a visit. A use is a visit that needs a
 tensor. A gather is one all-gather of some tensors. Fetching ahead walks along all uses in their order, and passes each
 of them once: what it passes it gathers if it is not there.
+
+This counts messages: their number and their size decide how long a step takes. The weights that lie in memory follow
+a simpler rule (`states._lasting_elements`).
 """
 
 from __future__ import annotations
@@ -45,20 +48,6 @@ class Fetch(NamedTuple):
     tensors: tuple[TensorKey, ...]
 
 
-class Traversal(NamedTuple):
-    """The gathers of ZeRO-3 in a micro-step; numbers are elements, without small weights, which stay gathered."""
-
-    fetches: tuple[Fetch, ...]
-    forward: tuple[int, ...]
-    """The most that is gathered or on its way in each module's forward, buffers included."""
-    backward: tuple[int, ...]
-    """The same in each module's backward."""
-    coming: tuple[int, ...]
-    """The most that each module asks for ahead in forward, of which gloo has a copy while it comes."""
-    gathered_twice: int
-    """Elements that are released after they were used, and gathered again."""
-
-
 @lru_cache(maxsize=256)
 def modules_in_forward(shapes: ParameterShapes) -> tuple[PlacedModule, ...]:
     """Return a model's modules in the order of forward."""
@@ -75,10 +64,10 @@ def modules_in_forward(shapes: ParameterShapes) -> tuple[PlacedModule, ...]:
 
 
 @lru_cache(maxsize=1024)
-def traversal(
-    modules: tuple[PlacedModule, ...], settings: ZeroSettings, checkpointing: bool, *, has_buffers: bool = True
-) -> Traversal:
-    """Go through forward and backward as runtime/zero/partitioned_param_coordinator.py of DeepSpeed 0.19 does.
+def weight_fetches(modules: tuple[PlacedModule, ...], settings: ZeroSettings, checkpointing: bool) -> tuple[Fetch, ...]:
+    """Return the all-gathers of a micro-step, without those of small weights, which stay gathered.
+
+    It goes through forward and backward as runtime/zero/partitioned_param_coordinator.py of DeepSpeed 0.19 does.
 
     At each module `fetch_sub_module` gathers what the module lacks, and then `stage3_prefetch_bucket_size` elements of
     what comes next, as long as fewer than `stage3_max_live_parameters` are gathered. The module is released
@@ -97,7 +86,7 @@ def traversal(
     """
     coordinator = _Coordinator(modules, settings, _visits(modules, checkpointing))
     coordinator.run()
-    return coordinator.summary(has_buffers=has_buffers)
+    return coordinator.fetches()
 
 
 class _Visit(NamedTuple):
@@ -164,9 +153,9 @@ class _Gather(NamedTuple):
 class _Coordinator:
     """DeepSpeed's `PartitionedParameterCoordinator`, for elements in place of tensors.
 
-    A tensor is gathered or not (`_gather_by_tensor`). At each step `run` gathers what the step's module lacks, passes
-    the module's uses, fetches ahead, and releases the module if it is not used again soon. `summary` reads the gathers
-    (`_gathers`) and the releases (`_released`) that `run` has noted.
+    A tensor is gathered or not (`_gathered`). At each step `run` gathers what the step's module lacks, passes the
+    module's uses, fetches ahead, and releases the module if it is not used again soon. `fetches` reads the gathers
+    (`_gathers`) that `run` has noted.
     """
 
     def __init__(self, modules: Sequence[PlacedModule], settings: ZeroSettings, visits: list[_Visit]) -> None:
@@ -195,13 +184,11 @@ class _Coordinator:
         """Index in `_uses` of the first use that has not been passed."""
         self._passed_use: dict[TensorKey, int] = {}
         """Step of each tensor's latest use that has been passed."""
-        self._gather_by_tensor: dict[TensorKey, int] = {}
-        """The tensors that are gathered now, each with the number of its gather."""
+        self._gathered: set[TensorKey] = set()
+        """The tensors that are gathered now."""
         self._live_elements = 0
         """Elements of the tensors that are gathered now."""
         self._gathers: list[_Gather] = []
-        self._released: dict[tuple[TensorKey, int], int] = {}
-        """(Tensor, number of its gather) -> step after which it is released."""
 
     def run(self) -> None:
         """Go through all visits, gathering and releasing."""
@@ -228,14 +215,14 @@ class _Coordinator:
 
     def _is_missing(self, tensor: TensorKey) -> bool:
         """Whether a tensor must be gathered before it is used; small ones are never released."""
-        return self._elements[tensor] > self._settings.persistence_threshold and tensor not in self._gather_by_tensor
+        return self._elements[tensor] > self._settings.persistence_threshold and tensor not in self._gathered
 
     def _gather(self, step: int, tensors: list[TensorKey]) -> None:
         """Gather these tensors at once."""
         if not tensors:
             return
         for tensor in tensors:
-            self._gather_by_tensor[tensor] = len(self._gathers)
+            self._gathered.add(tensor)
             self._live_elements += self._elements[tensor]
         self._gathers.append(_Gather(step, tuple(tensors)))
 
@@ -267,48 +254,21 @@ class _Coordinator:
     def _release(self, step: int, tensors: list[TensorKey]) -> None:
         """Release these tensors, but those of which a later use has been passed."""
         for tensor in tensors:
-            if tensor in self._gather_by_tensor and self._passed_use[tensor] <= step + 1:
-                self._released[tensor, self._gather_by_tensor.pop(tensor)] = step
+            if tensor in self._gathered and self._passed_use[tensor] <= step + 1:
+                self._gathered.remove(tensor)
                 self._live_elements -= self._elements[tensor]
 
     def _next_step_with(self, module: int, *, after: int) -> int | None:
         """Return the next step that uses the weights of a module; None where no later one does."""
         return next((step for step in self._steps_of_module[module] if step > after), None)
 
-    def summary(self, *, has_buffers: bool) -> Traversal:
-        """Return all gathers, and the most that is gathered at each module.
-
-        Tensors of one gather lie in one buffer, which is there from the gather on until each of them has been used.
-        They are copied out of it at the first use of any of them. A single tensor needs no buffer.
-        """
-        gathered = _Timeline(len(self._visits))
-        incoming = _Timeline(len(self._visits))
+    def fetches(self) -> tuple[Fetch, ...]:
+        """Return all gathers, each with the first module that needs any of its tensors."""
         fetches = []
-        end_step = len(self._visits) - 1
-        for number, gather in enumerate(self._gathers):
-            elements = sum(self._elements[tensor] for tensor in gather.tensors)
-            first_uses = [self._first_use(tensor, gather.step) for tensor in gather.tensors]
-            first_use = min(first_uses)
-            has_buffer = has_buffers and len(gather.tensors) > 1
-            if has_buffer:
-                gathered.add(elements, first=gather.step, last=max(first_uses))
-            own_memory_step = first_use if has_buffer else gather.step
-            for tensor in gather.tensors:
-                release_step = self._released.get((tensor, number), end_step)
-                gathered.add(self._elements[tensor], first=own_memory_step, last=release_step)
-            is_fetched_ahead = first_use > gather.step
-            if is_fetched_ahead:
-                incoming.add(elements, first=gather.step, last=gather.step)
+        for gather in self._gathers:
+            first_use = min(self._first_use(tensor, gather.step) for tensor in gather.tensors)
             fetches.append(self._fetch(gather, first_use))
-        forward = range(self._forward_steps)
-        backward = range(self._forward_steps, len(self._visits))
-        return Traversal(
-            fetches=tuple(fetches),
-            forward=self._peak_by_module(gathered, forward),
-            backward=self._peak_by_module(gathered, backward),
-            coming=self._peak_by_module(incoming, forward),
-            gathered_twice=self._gathered_twice(),
-        )
+        return tuple(fetches)
 
     def _first_use(self, tensor: TensorKey, step: int) -> int:
         """Return the first step from `step` on that uses a tensor."""
@@ -323,38 +283,3 @@ class _Coordinator:
             needed=self._visits[first_use].module,
             tensors=gather.tensors,
         )
-
-    def _peak_by_module(self, timeline: _Timeline, steps: range) -> tuple[int, ...]:
-        """Return the most elements at any of these steps, for each module."""
-        elements_at_step = timeline.totals()
-        peaks = [0] * len(self._steps_of_module)
-        for step in steps:
-            module = self._visits[step].module
-            peaks[module] = max(peaks[module], elements_at_step[step])
-        return tuple(peaks)
-
-    def _gathered_twice(self) -> int:
-        """Return the elements of all gathers but the first one of each tensor."""
-        all_gathers_elements = 0
-        gathered_tensors: set[TensorKey] = set()
-        for gather in self._gathers:
-            all_gathers_elements += sum(self._elements[tensor] for tensor in gather.tensors)
-            gathered_tensors.update(gather.tensors)
-        first_gathers_elements = sum(self._elements[tensor] for tensor in gathered_tensors)
-        return all_gathers_elements - first_gathers_elements
-
-
-class _Timeline:
-    """Elements at each step, as the sum of spans."""
-
-    def __init__(self, steps: int) -> None:
-        self._changes = [0] * (steps + 1)
-
-    def add(self, elements: int, first: int, last: int) -> None:
-        """Add elements that are there from the first step to the last, both included."""
-        self._changes[first] += elements
-        self._changes[last + 1] -= elements
-
-    def totals(self) -> list[int]:
-        """Return the elements at each step."""
-        return list(accumulate(self._changes))[:-1]

@@ -1,11 +1,23 @@
-"""Bytes that FSDP2 holds around each part of a model whose blocks are not alike; a block may have several parts.
+"""Bytes that FSDP2 holds around each part of a model; a block may have several parts.
 
 A `Part` is a piece of the model, in the order of forward; `Parts` are bytes by their purpose. The root is all that lies
 in no block. Its parts lie before the blocks (`Part.block` 0) or behind them (-1). In a pipeline, a turn is the time in
 which one micro-batch goes through one stage (`InTurn`).
 
-FSDP2 gathers a block's weights before the block runs. They arrive in a flat buffer, out of which they are copied. gloo,
-which exchanges between CPUs, works on copies of its own, and may let go of them late (`fsdp2.states`).
+It follows torch 2.13 (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_collectives.py). FSDP2 gathers
+a block's weights before the block runs. They arrive in a flat buffer, which stays until the next gather, and are copied
+out of it; one rank copies without a buffer. In backward the block before is gathered meanwhile. A block's gradients are
+copied into a flat buffer and scattered; it stays until those of the next block are. A block's fp32 shards are cast
+before they are gathered.
+
+gloo, which exchanges between CPUs, works on a copy of each of these buffers (ProcessGroupGloo.cpp). Its thread lets go
+of a finished exchange when it is scheduled next: in about one step of eight only after the next gather has begun. A
+whole run meets such a step, so the copy of what was scattered counts beside the copy of what is gathered.
+
+With replicas (`Sharding.reduced_bytes`) the shards of a block's gradients are all-reduced in the buffer that they were
+scattered into. Where gradients are cast or accumulated, FSDP2 holds these buffers until backward is over
+(`_all_reduce_state`). With shards on the host (`CPUOffloadPolicy`) a rank copies its shard of a block to the device to
+gather it (`all_gather_inputs` in _fsdp_param.py).
 """
 
 from __future__ import annotations
@@ -13,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vitscale.engines.fsdp2.sharding import Sharding
-from vitscale.engines.parts import Around, InTurn, Part
+from vitscale.engines.parts import Around, AtMoment, InTurn, Part
 from vitscale.engines.states import Parts, RankStates, added, shard
 from vitscale.trial.trial import Trial
 
@@ -43,7 +55,7 @@ def _gathered_weights(sharding: Sharding, gathered: int, *, buffered: int, copie
 
 
 class _BlockByBlock:
-    """The weights and gradients of `fsdp2.states`, for blocks that are unlike.
+    """The weights and gradients of a model, of which each rank has a shard.
 
     The root's weights and gradients stay whole from forward to the end of backward; its weights are let go of before
     its gradients are scattered (`post_backward`). The root's buffer is there while the root begins. While the parts
@@ -81,7 +93,7 @@ class _BlockByBlock:
         earlier_gradients = rank_states.held
         forward: list[Parts] = []
         backward: list[Parts] = []
-        between: list[tuple[int, float, Parts]] = []
+        between: list[AtMoment] = []
         for number, part in enumerate(self._parts):
             forward.append(added(earlier_gradients, self._in_forward(number)))
             is_loss = not part.modules and number == len(self._parts) - 1
@@ -91,9 +103,11 @@ class _BlockByBlock:
             backward.append(added(earlier_gradients, self._in_backward(number)))
             # Backward goes through a block from its last part to its first one.
             if part.block > 0 and self._is_last_of_block(number):
-                between.append((number, 0.0, added(earlier_gradients, self._at_first_gradient(part.block))))
+                at_first_gradient = self._at_first_gradient(part.block)
+                between.append(AtMoment(number, 0.0, added(earlier_gradients, at_first_gradient)))
             if part.block > 0 and self._is_first_of_block(number):
-                between.append((number - 1, 0.0, added(earlier_gradients, self._at_scatter(part.block))))
+                at_scatter = self._at_scatter(part.block)
+                between.append(AtMoment(number - 1, 0.0, added(earlier_gradients, at_scatter)))
         root_gradient_bytes = self._root_elements * self._sharding.weight_bytes
         exchange = {
             "gradients": rank_states.exchange["gradients"] + root_gradient_bytes,
@@ -136,14 +150,12 @@ class _BlockByBlock:
         return added(weights, gradients, self._scattered(part.block + 1))
 
     def _at_first_gradient(self, block: int) -> Parts:
-        """Return what is there when a block's backward begins, where gloo lets go of its copies late."""
+        """Return what is there when a block's backward begins, while the block before it is on its way."""
         fetched = self._fetched_ahead(block)
-        # gloo's copy of the last block is late: it was fetched ahead too.
-        late_copy = self._block_elements[block] if block == self._last_block else 0
         following = self._block_elements[block + 1]
         copied_bytes = shard(following, self._sharding.ranks) * self._sharding.copied_shard_bytes
         return added(
-            self._weights(block, buffered=fetched, copied_by_gloo=fetched + late_copy),
+            self._weights(block, buffered=fetched, copied_by_gloo=fetched + self._late_copy(block)),
             self._gradients(block, finished=0, new=0),
             self._scattered(block + 1, copied_by_gloo=following),
             {"temporaries": copied_bytes},
@@ -156,6 +168,16 @@ class _BlockByBlock:
             self._gradients(block, finished=self._block_elements[block], new=0),
             self._scattered(block),
         )
+
+    def _late_copy(self, block: int) -> int:
+        """Return the elements of a block's weights of which gloo may still hold a copy when its backward begins.
+
+        The last block is gathered and at once the one before it, so that both copies may be there. It counts among
+        replicas alone: elsewhere the copy of gradients that are scattered later (`Sharding.keeps_scattered`) is as
+        much.
+        """
+        is_counted_later = self._sharding.keeps_scattered or self._sharding.stays_gathered
+        return 0 if is_counted_later or block != self._last_block else self._block_elements[block]
 
     def _fetched_ahead(self, block: int) -> int:
         """Return the elements that are on their way while a block runs backward: those of the block before it."""
@@ -215,7 +237,7 @@ class _BlockByBlock:
 
 
 class _StageInTurn:
-    """The weights and gradients of `fsdp2.states.stage_states`, for a stage of a pipeline whose blocks are unlike.
+    """The weights and gradients of a stage of a pipeline (`fsdp2.states.stage_states`).
 
     Each block is a part by itself here. Gradients stay whole, and so do weights that backward has gathered; a forward
     frees them block by block.
@@ -239,7 +261,9 @@ class _StageInTurn:
         """Return what is there at each part of the stage and between parts."""
         numbers = range(len(self._parts))
         late_gathers = [
-            (number, 0.0, self._at_late_gather(number)) for number in numbers if self._is_gathered_in_backward(number)
+            AtMoment(number, 0.0, self._at_late_gather(number))
+            for number in numbers
+            if self._is_gathered_in_backward(number)
         ]
         return Around(
             forward=[self._in_forward(number) for number in numbers],
@@ -267,15 +291,13 @@ class _StageInTurn:
         return added(weights, self._gradients(number, has_new_tensor=True))
 
     def _at_late_gather(self, number: int) -> Parts:
-        """Return what is there when a block's backward begins, where gloo lets go of its copies late."""
+        """Return what is there when a block's backward begins, while the block before it is on its way."""
         block_elements = self._block_elements[number]
         fetched_elements = self._fetched_ahead(number)
-        has_late_own_copy = number == self._last_block or fetched_elements == 0
-        own_copy = block_elements if has_late_own_copy else 0
         weights = self._weights(
             self._gathered_blocks(number),
             buffered=fetched_elements or block_elements,
-            copied_by_gloo=fetched_elements + own_copy,
+            copied_by_gloo=fetched_elements,
         )
         return added(weights, self._gradients(number, has_new_tensor=False))
 

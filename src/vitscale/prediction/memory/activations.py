@@ -5,26 +5,24 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from vitscale.engines import wrapper_facts
 from vitscale.engines.dtypes import weight_bytes
-from vitscale.machine.cores import products_of_16_bits
 from vitscale.prediction.shares import WHOLE, Share
 from vitscale.trial.model_cost import VitShape
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import TrainSpec
 
-_AMX_FIXED_BYTES = 29_272
-"""Bytes of a barrier, of the batch of products and of a tile for each thread, page by page."""
-AUTOCAST = ("bf16", "fp16")
-"""Precisions that cast fp32 weights as they are used; DeepSpeed's fp16 keeps fp16 weights instead."""
+_AUTOCAST_PRECISIONS = ("bf16", "fp16")
+
+
+def is_autocast(train: TrainSpec) -> bool:
+    """Whether fp32 weights are cast to 16 bits as they are used; DeepSpeed's fp16 has fp16 weights instead."""
+    return train.precision in _AUTOCAST_PRECISIONS and weight_bytes(train) == 4
 
 
 class Activations(NamedTuple):
     """Bytes of one micro-batch on the rank that takes the most images."""
 
-    images: int
-    """The float images and their cast, held from before forward until after backward."""
     kept_of_block: int
     """What each block keeps for backward."""
     recomputed: int
@@ -33,26 +31,10 @@ class Activations(NamedTuple):
     """What the last norm and the classifier keep, or what is held just before, where that is more."""
     backward_of_block: int
     """The gradients that are passed on, at the moment of a block's backward when they take most."""
-    sums: int
-    """Beside that, the fp32 sums of a 16-bit product on a processor that needs them, before a gradient of weights is
-    there; 0 on other processors."""
-    sums_of_weights: int
-    """The same for a product that is a gradient of weights."""
-    at_layers: tuple[tuple[int, int], ...]
-    """For each layer of a block (`moments.FC2`, FC1, OUT, QKV), when its gradients are there: what is gone of what the
-    block keeps, and what is passed on."""
     stream: int
     """The gradient that one block hands to the next."""
     handed_back: int
     """The gradient that a stage's last block is handed; it lies in a buffer, which is counted elsewhere."""
-    embedding: int
-    """What the gradient of the patch embedding's weights takes while it is worked out in tiles; 0 without tiles."""
-    cast_weights: int
-    """The 16-bit copies of all weights that autocast makes, held until forward is over."""
-    cast_weights_of_block: int
-    """Copies that one block's backward needs; 0 where it makes them again (activation checkpointing)."""
-    cast_weights_of_ends: int
-    """Copies that the backward of embedding and classifier needs, and those of the block that is computed again."""
 
 
 def activations(spec: ModelSpec, train: TrainSpec, vit: VitShape, share: Share = WHOLE) -> Activations:
@@ -63,9 +45,8 @@ def activations(spec: ModelSpec, train: TrainSpec, vit: VitShape, share: Share =
     their outputs (2h), q, k, v (3h), the attention's output (h), the input and the output of GELU (2m). With m = 4h
     that is 64 bytes a token and unit of width in fp32, 32 under bf16-params, and 36 under autocast, where the residual
     stream stays in fp32; 40 in transformers' models, whose q, k and v each cast the first norm's output. To this are
-    added the norms' mean and deviation, the attention's log-sum-exp, the last norm, images and logits, and what
-    backward holds for a moment: the gradients of a block's output and of GELU's, where a block is widest, and those at
-    its other layers.
+    added the norms' mean and deviation, the attention's log-sum-exp, the last norm and the logits, and what backward
+    holds for a moment: the gradients of a block's output and of GELU's, where a block is widest.
 
     Where ranks share a model, matrices give each rank 1/T of their output and attention 1/(T S) of its own, for all
     tokens. All else covers 1/S of the tokens; under `shard_norms` norms and residuals cover 1/(T S) (the same paper,
@@ -84,7 +65,7 @@ def activations(spec: ModelSpec, train: TrainSpec, vit: VitShape, share: Share =
     shared_rows = math.ceil(own_tokens / parallel.tensor) * images if parallel.shard_norms else rows
     # The residual stream stays in fp32 under autocast.
     pure = weight_bytes(train) == 2
-    autocast = train.precision in AUTOCAST and not pure
+    autocast = is_autocast(train)
     stream_bytes = 2 if pure else 4
     compute_bytes = 2 if pure or autocast else 4
     narrow, wide = (rows * math.ceil(width / parallel.tensor) * compute_bytes for width in (hidden, vit.mlp))
@@ -98,31 +79,13 @@ def activations(spec: ModelSpec, train: TrainSpec, vit: VitShape, share: Share =
     statistics = shared_rows * 2 * 2 * stream_bytes + vit.tokens * images * heads * 4
     # In transformers' models autocast casts the first norm's output for each of the three matrices that read it.
     block = 2 * stream + (4 if autocast and spec.hf else 2) * read + 3 * of_heads + mixed + 2 * wide + statistics
-    pixels = spec.channels * spec.image_size**2 * images
     checkpointed = train.activation_checkpointing
-    # A 16-bit product on a CPU packs a copy of its wider operand for as long as it takes (oneDNN's scratch memory,
-    # which torch's allocator hands out): 0.87 MB at the peak of a step whose MLP's activations are 0.80 MB wide. A
-    # processor that widens the numbers packs nothing, and sums its output in fp32: for twelve shapes exactly this many
-    # bytes, and 128.
-    narrow_on_cpu = compute_bytes == 2 and train.device == "cpu"
-    in_tiles, summed = (narrow_on_cpu and products_of_16_bits() == how for how in ("tiles", "widened"))
-    packed = wide if narrow_on_cpu and not summed else 0
+    # A 16-bit product on a CPU works on a copy of its widest operand (scratch memory of oneDNN, which torch's allocator
+    # hands out): 0.87 MB at the peak of a step whose MLP's activations are 0.80 MB wide. How many bytes exactly depends
+    # on the processor.
+    packed = wide if compute_bytes == 2 and train.device == "cpu" else 0
     passed = rows * hidden * stream_bytes
     widest = stream + (passed if parallel.shard_norms else 0) + wide + (rows * hidden * 2 if autocast else 0) + packed
-    at_layers = (
-        (wide, widest),
-        (2 * wide + read, stream + passed),
-        (2 * wide + read + stream, stream + passed),
-        (block - stream - read, stream + 3 * narrow),
-    )
-    matrices = (4 * hidden**2 + 2 * hidden * vit.mlp) // parallel.tensor
-    biases = (3 * vit.qkv_bias * hidden + vit.mlp) // parallel.tensor + 2 * hidden
-    own_classes = math.ceil(classes / parallel.tensor)
-    ends = share.first * hidden * vit.channels * vit.patch**2 + share.last * own_classes * hidden
-    # DeepSpeed's linear layer of ZeRO-3 casts again in backward.
-    casts = autocast and not wrapper_facts(train).casts_again(train)
-    blocks = share.blocks if share.chunks else vit.layers
-    everything = blocks * (matrices + biases) + ends + share.first * hidden + share.last * own_classes
     # The classifier keeps the norm's whole output, though it uses one token. Autocast casts only that token, and where
     # ranks share the tokens only that token goes to all of them.
     normed = 0 if autocast or parallel.sequence > 1 else passed
@@ -132,38 +95,10 @@ def activations(spec: ModelSpec, train: TrainSpec, vit: VitShape, share: Share =
     padded = shared_rows * parallel.tensor * hidden * stream_bytes
     scattered = passed + (3 if train.device == "cpu" else 2) * padded + 4 * stream if parallel.shard_norms else 0
     return Activations(
-        images=pixels * 4 + (pixels * 2 if pure or (autocast and share.first) else 0),
         kept_of_block=stream if checkpointed else block,
         recomputed=block - stream if checkpointed else 0,
         head=max(head, scattered),
         backward_of_block=widest,
-        sums=summed * 4 * (wide // compute_bytes),
-        sums_of_weights=summed * 4 * (hidden * vit.mlp // parallel.tensor),
-        at_layers=at_layers,
         stream=stream,
         handed_back=0 if share.last else stream,
-        embedding=_embedding_in_tiles(spec, hidden, vit.patch, images) if in_tiles and share.first else 0,
-        cast_weights=2 * everything if casts else 0,
-        cast_weights_of_block=2 * matrices if casts and not checkpointed else 0,
-        cast_weights_of_ends=2 * (ends + (matrices if checkpointed else 0)) if casts else 0,
     )
-
-
-def _embedding_in_tiles(spec: ModelSpec, hidden: int, patch: int, images: int) -> int:
-    """Bytes that oneDNN takes for the gradient of a patch convolution's 16-bit weights in AMX tiles, on one thread.
-
-    oneDNN 3.12, `brgemm_convolution_bwd_weights_t` (src/cpu/x64/jit_brgemm_conv_utils.cpp, init_conf_bwd_w and
-    init_scratchpad_bwd_w): it takes channels in blocks of 16, and hands weights on in blocks of 32, even where an image
-    has 3. Weights are summed in fp32; rows of pixels are transposed into tiles of 32. On a Xeon this was exact:
-    2,026,904 bytes (a ViT of width 192, patches of 8, 8 images of 3 channels and 32 pixels, one thread).
-    """
-    side, taken = spec.image_size, spec.channels
-    grid, channels = side // patch, 16 * math.ceil(hidden / 16)
-    of_16, of_32 = 16 * math.ceil(taken / 16), 32 * math.ceil(taken / 32)
-    row = 32 * math.ceil(grid / 32) * patch
-    weights = 2 * channels * of_32 * patch**2
-    sums = 4 * (channels * of_16 * patch**2 + hidden)
-    transposed = 2 * (row * of_16 * side + 32) + 2 * (channels * grid * (grid + grid % 2) + row * 16)
-    copies = 2 * images * taken * side**2 + 2 * 2 * images * hidden * grid**2
-    made_later = 2 * hidden * taken * patch**2  # the gradient itself, which the caller counts
-    return weights + sums + transposed + copies + _AMX_FIXED_BYTES - made_later

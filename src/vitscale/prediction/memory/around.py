@@ -1,4 +1,4 @@
-"""What a wrapper holds around the parts of a model whose blocks are not alike: at each part, and between them."""
+"""What a wrapper holds around the parts of a model: at each part, and between them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from vitscale.base.plugins import referred
 from vitscale.engines import wrapper_facts
-from vitscale.engines.parts import Around, InTurn, Part, PartGathers
+from vitscale.engines.parts import Around, AtMoment, InTurn, Part, PartGathers
 from vitscale.engines.states import Parts, RankStates, added
 from vitscale.trial.trial import Trial
 
@@ -22,7 +22,7 @@ def around(trial: Trial, holding: RankStates, parts: Sequence[Part], turn: InTur
     ends = list(accumulate(part.elements for part in parts))
     full = list(_full_buckets(parts, holding.bucket)) if holding.bucket else []
     first_full = full[0][0] if full else -1
-    of_forward, of_backward = gathered or ([holding.forward] * len(parts), [holding.backward] * len(parts))
+    of_forward, of_backward = gathered or ([{}] * len(parts), [holding.backward] * len(parts))
 
     def in_backward(number: int, made: int, new: int, *, flushed: int = 0, after: bool) -> Parts:
         return added(of_backward[number], holding.in_backward(made, new, flushed=flushed, after=after))
@@ -37,19 +37,11 @@ def around(trial: Trial, holding: RankStates, parts: Sequence[Part], turn: InTur
             for n, part in enumerate(parts)
         ],
         between=[
-            (n, gone, added(in_backward(n, 0, new, flushed=flushed, after=index > 0), _passed_on(parts[n])))
+            AtMoment(n, gone, in_backward(n, 0, new, flushed=flushed, after=index > 0), is_bucket_full=True)
             for index, (n, gone, flushed, new) in enumerate(full)
         ],
         exchange=holding.exchange,
     )
-
-
-def _passed_on(part: Part) -> Parts:
-    """What backward passes on in a block while a bucket is exchanged because the block's gradient does not fit into it.
-
-    It is as much as where its MLP is widest, for its largest weights are there.
-    """
-    return {"passed on in backward": part.backward[0] if part.block > 0 else 0}
 
 
 def _full_buckets(parts: Sequence[Part], bucket: int) -> Iterator[tuple[int, float, int, int]]:

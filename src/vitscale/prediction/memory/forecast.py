@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 from statistics import NormalDist
 from typing import NamedTuple, overload
@@ -15,20 +15,18 @@ from numpy.typing import NDArray
 from vitscale.base.arrays import FloatArray
 from vitscale.base.plugins import referred
 from vitscale.engines import wrapper_facts
-from vitscale.engines.states import STATE_BYTES, Parts, RankStates, added, optimizer_of_states
+from vitscale.engines.states import STATE_BYTES, Parts, RankStates, optimizer_of_states
 from vitscale.engines.trace_requests import needs_card, trace_request
 from vitscale.errors import shown
-from vitscale.prediction.memory.activations import AUTOCAST, Activations, activations
+from vitscale.prediction.memory.activations import is_autocast
+from vitscale.prediction.memory.allocations import LinearMemory, StepMemory, highest_of_turns, step_memory
 from vitscale.prediction.memory.from_card import card_of, card_pieces, why_card_does_not_suffice
-from vitscale.prediction.memory.in_parts import moments_in_parts, moments_in_turn, of_parts, pieces
-from vitscale.prediction.memory.in_stages import StageBytes, in_turns, that_may_take_most
-from vitscale.prediction.memory.moments import ORDER, all_totals, moments
-from vitscale.prediction.shares import Share
+from vitscale.prediction.memory.in_parts import of_parts, pieces
+from vitscale.prediction.memory.in_stages import in_turns, that_may_take_most
 from vitscale.trial.fields import fields_where
 from vitscale.trial.known_models import KNOWN_MODELS
 from vitscale.trial.model_cost import (
     ParameterShapes,
-    VitShape,
     parameter_shapes,
     recorded_shapes,
     vit_shape,
@@ -97,34 +95,19 @@ def forecast(trial: Trial) -> MemoryForecast | None:
         missing["compile"] = "compiled blocks keep and fuse other activations than these, mostly fewer"
     if trial.train.compile_mode == "reduce-overhead":
         missing["cuda-graphs"] = "CUDA graphs keep their activations and gradients from step to step"
-    if (vit := _classifier(trial)) is not None:
-        of_ranks = [
-            [item for names, held in rank for item in moments(*held).items() if item[0] in names]
-            for rank in _of_ranks(trial, vit)
-        ]
-    else:
+    is_plain_vit = vit_shape(trial.model) is not None and trial.model.task == "classification"
+    if not is_plain_vit:
         missing["convolutions"] = "what a convolution's backward takes for copies in another order of the axes"
-        of_ranks = list(_in_parts(trial))
     # Ranks that share weights offload nothing (`study.model_checks`), so the whole model's shapes are every rank's.
     host = _wrapped(trial, _shapes(trial)).host
-    return max((MemoryForecast(_highest(each), missing, host) for each in of_ranks), key=lambda rank: rank.peak_bytes)
-
-
-def _highest(moments: Sequence[tuple[str, Parts]]) -> dict[str, Parts]:
-    """Moment -> bytes by part; of several moments with one name the one that takes most."""
-    highest: dict[str, Parts] = {}
-    for name, parts in moments:
-        if sum(parts.values()) > sum(highest.get(name, {}).values()):
-            highest[name] = {part: size for part, size in parts.items() if size}
-    return highest
+    of_ranks = (MemoryForecast(highest_of_turns(turns), missing, host) for turns in _turns_of_ranks(trial))
+    return max(of_ranks, key=lambda rank: rank.peak_bytes)
 
 
 def totals(trial: Trial) -> list[int]:
     """Bytes at every moment of a trial whose memory is not `unavailable`; the order does not depend on the batch."""
-    if (vit := _classifier(trial)) is not None:
-        of_ranks = chain.from_iterable(_of_ranks(trial, vit))
-        return [total for names, held in of_ranks for total in all_totals(*held, names=names)]
-    return [sum(parts.values()) for moments in _in_parts(trial) for _, parts in moments]
+    every_turn = chain.from_iterable(_turns_of_ranks(trial))
+    return list(chain.from_iterable(turn.own_totals() for turn in every_turn))
 
 
 def unavailable(trial: Trial) -> str:
@@ -146,8 +129,8 @@ def unavailable(trial: Trial) -> str:
     if shapes is None or needs_card(trial):
         card = card_of(trial)
         return _why_no_card(trial) if card is None else why_card_does_not_suffice(trial, card)
-    is_plain_vit = _classifier(trial) is not None
-    if not is_plain_vit and train.device == "cuda" and train.precision in AUTOCAST:
+    is_plain_vit = vit_shape(trial.model) is not None and trial.model.task == "classification"
+    if not is_plain_vit and train.device == "cuda" and is_autocast(train):
         return "what autocast keeps of this model on a GPU is not modelled where ranks share it"
     return ""
 
@@ -173,7 +156,8 @@ def peak_bytes_of_many(
 ) -> FloatArray:
     """Peak bytes of a rank of `template` in each configuration of ranks and micro-batch, (configurations,).
 
-    The result is that of `forecast_bytes` for each such trial, some hundred times as fast: every moment of a step takes
+    The result is that of `forecast_bytes` for each such trial (but for a byte or two an image, which the share of a
+    block's activations is rounded to where a bucket is full), some hundred times as fast: every moment of a step takes
     a fixed number of bytes and a number of bytes for each image, and the peak is the highest of these lines. Where
     sequence ranks label images, each image that the first of them labels adds a number of bytes too.
 
@@ -192,20 +176,19 @@ def peak_bytes_of_many(
     of_one, *of_more = (_with_batch(template, grad_accum, micro_batch) for micro_batch in counts)
     if not len(gpus) or unavailable(of_one):
         return peaks
-    vit = _classifier(of_one) if of_one.parallel == NO_SPLIT else None
-    kept = [] if vit is None else [activations(trial.model, trial.train, vit) for trial in (of_one, *of_more)]
     whole = _shapes(of_one)
-    holding, at_one = None, np.empty(0)
-    more: list[FloatArray] = []
+    linear = None
+    if of_one.parallel == NO_SPLIT and not needs_card(of_one):
+        linear = LinearMemory([pieces(trial.model, trial.train) for trial in (of_one, *of_more)])
     for count in dict.fromkeys(gpus.tolist()):
         world = World.model_construct(nodes=1, ranks_per_node=count, threads_per_rank=of_one.world.threads_per_rank)
         there = of_one.model_copy(update={"world": world})
-        if vit is None:  # or ranks share it
+        if linear is not None:
+            totals_by_batch = linear.totals(there, _wrapped(there, whole))
+            at_one, *more = (line.astype(float) for line in totals_by_batch)
+        else:
             every = there, *(trial.model_copy(update={"world": world}) for trial in of_more)
             at_one, *more = (np.array(totals(trial), dtype=float) for trial in every)
-        elif (held := _wrapped(there, whole)) != holding:  # once for wrappers that hold the same on any number of ranks
-            holding = held
-            at_one, *more = (np.array(all_totals(holding, each, whole), dtype=float) for each in kept)
         here = gpus == count
         images = micro_batches[here, None]
         each = (more[0] - at_one) / (max(2, labelling) - 1)
@@ -218,11 +201,6 @@ def _with_batch(template: Trial, grad_accum: int, micro_batch: int) -> Trial:
     """The template with these fields, without validating it again: that would take longer than all the rest."""
     changed = {"grad_accum": grad_accum, "micro_batch": micro_batch, "micro_batches": None}
     return template.model_copy(update={"train": template.train.model_copy(update=changed)})
-
-
-def _classifier(trial: Trial) -> VitShape | None:
-    """The shape of a ViT that classifies; None for other models, which are counted part by part."""
-    return vit_shape(trial.model) if trial.model.task == "classification" else None
 
 
 def _shapes(trial: Trial) -> ParameterShapes:
@@ -239,64 +217,25 @@ def _wrapped(trial: Trial, shapes: ParameterShapes) -> RankStates:
     return held
 
 
-def _of_ranks(
-    trial: Trial, vit: VitShape
-) -> Iterator[list[tuple[tuple[str, ...], tuple[RankStates, Activations, ParameterShapes]]]]:
-    """What each rank holds that may take most, with the names of the moments at which it holds that.
-
-    Of the ranks that share a model there is one for each place in the pipeline, with an item for each of its turns.
-    """
-    whole = _shapes(trial)
-    for share in that_may_take_most(trial, whole):
-        if not share.chunks:
-            shapes = share.shapes(whole)
-            yield [(ORDER, (_wrapped(trial, shapes), activations(trial.model, trial.train, vit, share), shapes))]
-            continue
-        stages = [(stage.shapes(whole), activations(trial.model, trial.train, vit, stage)) for stage in share.stages]
-        of_stages = [_of_stage(stage, kept) for stage, (_, kept) in zip(share.stages, stages, strict=True)]
-        turns = []
-        for turn in in_turns(trial, share, whole, of_stages, _wrapped):
-            (shapes, kept), own, held = stages[turn.stage], of_stages[turn.stage], turn.states
-            output = {"activations": own.handed_on - own.received}
-            if turn.moments == ("backward",):
-                held = replace(held, backward=added(held.backward, turn.beside, output))
-            elif turn.beside:
-                forward, end = added(held.forward, turn.beside), added(held.forward_end, turn.beside, output)
-                held = replace(held, forward=forward, forward_end=end)
-            turns.append((turn.moments, (held, kept, shapes)))
-        yield turns
-
-
-def _of_stage(stage: Share, kept: Activations) -> StageBytes:
-    """Bytes of a ViT's stage, whose first norm keeps the buffer of what the stage takes."""
-    received, handed_on = stage.received * kept.stream, stage.handed_on * kept.stream
-    own = stage.blocks * (kept.kept_of_block + kept.cast_weights_of_block) + kept.head
-    return StageBytes(own - received, received, handed_on)
-
-
-def _in_parts(trial: Trial) -> Iterator[list[tuple[str, Parts]]]:
-    """Moments of each rank that may take most, for a model that is counted part by part; see `moments_in_parts`.
-
-    Several moments may have one name.
-    """
+def _turns_of_ranks(trial: Trial) -> Iterator[list[StepMemory]]:
+    """Yield, for each rank that may take most, its turns: a step is one, but for a rank of a pipeline."""
     whole = _shapes(trial)
     card = card_of(trial) if needs_card(trial) else None
     if card is not None:
-        yield moments_in_parts(card_pieces(trial, card), trial, _wrapped(trial, whole))
+        yield [step_memory(card_pieces(trial, card), trial, _wrapped(trial, whole))]
         return
     for share in that_may_take_most(trial, whole):
         if not share.chunks:
             shapes = share.shapes(whole)
-            yield moments_in_parts(pieces(trial.model, trial.train, share), trial, _wrapped(trial, shapes))
+            yield [step_memory(pieces(trial.model, trial.train, share), trial, _wrapped(trial, shapes))]
             continue
         models = [pieces(trial.model, trial.train, stage) for stage in share.stages]
         buffers = sum(model.buffers for model in models)
         models = [model._replace(buffers=buffers) for model in models]
         of_stages = [of_parts(trial, stage, model) for stage, model in zip(share.stages, models, strict=True)]
         yield [
-            moment
+            step_memory(models[turn.stage], turn.step, turn.states, turn, of_stages[turn.stage].handed_on)
             for turn in in_turns(trial, share, whole, of_stages, _wrapped)
-            for moment in moments_in_turn(models[turn.stage], turn, of_stages[turn.stage])
         ]
 
 

@@ -1,23 +1,18 @@
-"""Memory part by part, in forward's order, of models whose blocks differ: Swin V2, and UperNet on it or on a ViT."""
+"""Memory part by part, in forward's order, of the models that formulas count: ViT, Swin V2, and UperNet on either."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import accumulate
 
-from vitscale.engines import wrapper_facts
 from vitscale.engines.dtypes import weight_bytes
-from vitscale.engines.parts import InTurn, Part
-from vitscale.engines.states import Parts, RankStates, added
-from vitscale.machine.cores import products_of_16_bits
-from vitscale.prediction.memory.activations import AUTOCAST, activations
-from vitscale.prediction.memory.around import around
+from vitscale.engines.parts import Part
+from vitscale.prediction.memory.activations import activations, is_autocast
 from vitscale.prediction.memory.in_stages import StageBytes
 from vitscale.prediction.memory.pieces import Pieces
 from vitscale.prediction.shares import WHOLE, Share
 from vitscale.trial import model_counts
-from vitscale.trial.model_cost import decoder_shape, parameter_shapes, swin_shape, vit_shape
+from vitscale.trial.model_cost import VitShape, decoder_shape, parameter_shapes, swin_shape, vit_shape
 from vitscale.trial.model_counts import DecoderLayer, DecoderShape, SwinShape, SwinStage
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.rank_batches import largest_micro_batch
@@ -25,7 +20,7 @@ from vitscale.trial.trial import TrainSpec, Trial
 
 
 def pieces(spec: ModelSpec, train: TrainSpec, share: Share = WHOLE) -> Pieces:
-    """The parts that a rank has of a resolved Swin, or of a ViT for segmentation.
+    """The parts that a rank has of a resolved ViT or Swin.
 
     Sequence ranks each run the heads of segmentation on some of the images.
     """
@@ -38,14 +33,14 @@ def pieces(spec: ModelSpec, train: TrainSpec, share: Share = WHOLE) -> Pieces:
     buffers = sum(8 * s.window**4 + 2 * s.positions * weight_bytes(train) for s in windows)
     of_swin = _swin_in_stages if share.chunks else _swin
     body = _vit(spec, train, narrow, decoder, share) if swin is None else of_swin(spec, swin, train, narrow, share)
-    cast = narrow == 2 and (share.first or train.precision not in AUTOCAST)
+    cast = narrow == 2 and (share.first or not is_autocast(train))
     pixels = images * side**2 * (spec.channels * (4 + 2 * cast) + (0 if decoder is None else 8))
     if decoder is None or not share.last:
         return Pieces(tuple(body), pixels, 0, buffers)
     layers = model_counts.upernet_layers(decoder)
     if swin is not None and share.chunks:
         layers = list(_of_received(layers, decoder, swin, share))
-    if swin is None and train.precision in AUTOCAST:  # Swin's own maps are narrow
+    if swin is None and is_autocast(train):  # Swin's own maps are narrow
         layers = list(_casting_anew(layers, decoder))
     over_ranks = train.batch_norm == "synchronised" or share.parallel.sequence > 1
     head = [_layer(layer, labelled, narrow, train, over_ranks=over_ranks) for layer in layers]
@@ -76,7 +71,7 @@ def of_parts(trial: Trial, stage: Share, model: Pieces) -> StageBytes:
     taken = [] if stage.first else sizes[blocks.start - 1]
     given = [] if stage.last else sizes[blocks.stop - 1]
     lasting = [part for part in model.parts if part.block < 1 or not train.activation_checkpointing]
-    copies = (train.precision in AUTOCAST) * sum(part.cast_bytes(linear=True) for part in lasting)
+    copies = sum(part.cast_bytes(linear=True) for part in lasting) if is_autocast(train) else 0
     kept, passed_on = sum(part.kept for part in model.parts) + copies + model.logits, sum(taken[1:]) if given else 0
     return StageBytes(kept, sum(taken), sum(given) - passed_on, passed_on)
 
@@ -232,11 +227,6 @@ def _block(
     if stage.ranks > 1:  # and attention's output, one gradient of which is by heads
         behind += stream + own - by_heads
     widest: tuple[int, ...] = (stream + 4 * own, summed * scores - behind, 5 * of_network - of_biases - behind)
-    if narrow == 2 and train.device == "cpu" and products_of_16_bits() == "widened":
-        # As in `activations`, what the second layer passes on is summed in fp32 before there is a gradient of its
-        # weights; after that, this gradient is.
-        of_weights = 4 * stage.width**2 // ranks
-        widest = (widest[0] + 8 * own - weight_bytes(train) * of_weights, widest[0] + 4 * of_weights, *widest[1:])
     padded = images * narrow * stage.width * stage.padded
     modules = tuple(module.part(ranks) for module in model_counts.swin_block(stage).in_forward)
     several = stage.side > stage.window
@@ -267,43 +257,60 @@ def _computed_again(parts: list[Part], depth: int, taken: int, waiting: int) -> 
 
 
 def _vit(spec: ModelSpec, train: TrainSpec, narrow: int, decoder: DecoderShape | None, share: Share) -> Iterator[Part]:
-    """Patches, blocks as in classification, the last norm with each token's statistics, and the pyramid.
+    """Yield a ViT's patches, its blocks, and what lies between them and its decoder; without a decoder its head."""
+    plain = spec.model_copy(update={"task": "classification", "decoder_size": None, "auxiliary_weight": None})
+    vit, shapes = vit_shape(plain), parameter_shapes(plain)
+    if vit is None or shapes is None:
+        return
+    kept = activations(plain, train, vit, share)
+    embedding, *alike, head = share.shapes(shapes).blocks
+    blocks = share.blocks if share.chunks else vit.layers
+    if share.first:
+        yield Part(0, (0,), (2 * kept.stream,), embedding.in_forward)
+    received = 0 if share.first else kept.stream  # in the schedule's buffer, as the gradient that is handed back is
+    # A decoder's head is large beside the one token that a classifier reads: a block's input is still there.
+    input_bytes = 0 if decoder is None else kept.stream
+    for number in range(1, blocks + 1):
+        kept_bytes = kept.kept_of_block - (received if number == 1 else 0)
+        handed_back = kept.handed_back if number == blocks else 0
+        yield Part(
+            kept=kept_bytes,
+            forward=(input_bytes,),
+            backward=(kept.backward_of_block + kept.recomputed - handed_back,),
+            modules=alike[0].in_forward,
+            block=number * alike[0].wrapped,
+            output_gradient=kept.stream - handed_back,
+        )
+    if not share.last:
+        return
+    if decoder is None:
+        yield Part(kept=kept.head - (0 if blocks else received), modules=head.in_forward, block=-1)
+    else:
+        yield _pyramid(vit, decoder, train, narrow, share, stream=kept.stream - (0 if blocks else received))
+
+
+def _pyramid(vit: VitShape, decoder: DecoderShape, train: TrainSpec, narrow: int, share: Share, *, stream: int) -> Part:
+    """Return a ViT's last norm with each token's statistics, and the pyramid of maps that its decoder takes.
 
     The norm's output is kept where it is read: where ranks share the tokens, for all tokens of the images labelled
-    here.
+    here. `stream`: bytes of the norm's input.
     """
     images, parallel = largest_micro_batch(train), share.parallel
     labelled = math.ceil(images / parallel.sequence)
-    plain = spec.model_copy(update={"task": "classification", "decoder_size": None, "auxiliary_weight": None})
-    vit, shapes = vit_shape(plain), parameter_shapes(plain)
-    if vit is None or shapes is None or decoder is None:
-        return
-    kept = activations(plain, train, vit, share)
-    embedding, *alike, _ = share.shapes(shapes).blocks
-    blocks = share.blocks if share.chunks else vit.layers
     width, grid = vit.hidden, decoder.sides[2]
-    own = labelled * narrow * width
-    maps = own * sum(side**2 for side in decoder.sides)
-    if share.first:
-        yield Part(0, (0,), (2 * kept.stream,), embedding.in_forward)
-    widest = tuple(kept.backward_of_block + kept.recomputed + own for own in (kept.sums, kept.sums_of_weights))
-    received = 0 if share.first else kept.stream  # in the schedule's buffer, as the gradient that is handed back is
-    for number in range(1, blocks + 1):
-        of_block = kept.kept_of_block - (received if number == 1 else 0)
-        passed = tuple(own - kept.handed_back * (number == blocks) for own in widest)
-        yield Part(of_block, (kept.stream,), passed, alike[0].in_forward, number * alike[0].wrapped)
-    if not share.last:
-        return
-    pyramid = (model_counts.norm(width), *model_counts.pyramid(width, grid))
+    element_bytes = labelled * narrow * width
+    maps = element_bytes * sum(side**2 for side in decoder.sides)
     tokens = math.ceil(vit.tokens / parallel.sequence)
-    tokens = math.ceil(tokens / parallel.tensor) if parallel.shard_norms else tokens
-    of_norm = kept.stream - (0 if blocks else received) + images * tokens * _statistics(train)
-    of_pyramid = of_norm + labelled * model_counts.pyramid_kept_bytes(width, grid, narrow)
-    if train.precision in AUTOCAST:
+    if parallel.shard_norms:
+        tokens = math.ceil(tokens / parallel.tensor)
+    kept = stream + images * tokens * _statistics(train)
+    kept += labelled * model_counts.pyramid_kept_bytes(width, grid, narrow)
+    if is_autocast(train):
         # The last norm's whole output, which pooling keeps, stays in fp32, and each of two convolutions casts it for
         # itself, as UperNet's convolutions do.
-        of_pyramid += labelled * (vit.tokens * 4 * width - 2 * width + 2 * 2 * width * grid**2)
-    yield Part(of_pyramid, (0,), (maps + own * (2 * grid) ** 2,), pyramid, -1)
+        kept += labelled * (vit.tokens * 4 * width - 2 * width + 2 * 2 * width * grid**2)
+    modules = (model_counts.norm(width), *model_counts.pyramid(width, grid))
+    return Part(kept, (0,), (maps + element_bytes * (2 * grid) ** 2,), modules, block=-1)
 
 
 def _casting_anew(layers: list[DecoderLayer], decoder: DecoderShape) -> Iterator[DecoderLayer]:
@@ -336,7 +343,7 @@ def _layer(layer: DecoderLayer, images: int, narrow: int, train: TrainSpec, *, o
     weights = sum(module.elements for module in layer.modules)
     working = on_cpu * weights * (4 if narrow == 4 else 2 + 4)
     passed = (images * narrow * convolved + working, images * narrow * normed if layer.norm else 0)
-    return Part(layer.kept * images * narrow, (0,), passed, layer.modules, -1)
+    return Part(layer.kept * images * narrow, (0,), passed, layer.modules, block=-1)
 
 
 def _loss(whole: int, held: int, pixels: int, decoder: DecoderShape, train: TrainSpec) -> Part:
@@ -356,63 +363,3 @@ def _loss(whole: int, held: int, pixels: int, decoder: DecoderShape, train: Trai
     widened = held if train.precision != "fp32" else 0
     forward = 4 * (whole * (compared + (train.device == "cpu")) + widened) + 12 * pixels
     return Part((1 + decoder.auxiliary) * 4 * whole, (forward,), (2 * 4 * whole + 12 * pixels,), block=-1)
-
-
-def _without_debt(parts: Parts) -> Parts:
-    """The same sum, with no part below nothing.
-
-    On a processor that widens 16-bit products an MLP is widest before there is a gradient of its weights. What is
-    passed on then is told beside a gradient that is counted by itself, and in a wide block with few images is less
-    than nothing. While a bucket is exchanged that gradient is there, but copies and activations of the layer that made
-    it are not: so the sum is right (-0.4 % to +0.9 % of what ZeRO-2 took under autocast, five shapes on 2 ranks).
-    """
-    owed = max(0, -parts.get("passed on in backward", 0))
-    settled = {"passed on in backward": owed}
-    for name in ("autocast's copies", "gradients", "activations"):
-        settled[name] = -min(owed, parts.get(name, 0))
-        owed += settled[name]
-    return added(parts, settled)
-
-
-def moments_in_turn(model: Pieces, turn: InTurn, own: StageBytes) -> Iterator[tuple[str, Parts]]:
-    """The moments of `moments_in_parts` that a pipeline's turn has; in backward what the stage handed on is there."""
-    for name, parts in moments_in_parts(model, turn.step, turn.states, turn):
-        if name in turn.moments:
-            yield name, added(parts, {"activations": own.handed_on if name == "backward" else 0})
-
-
-def moments_in_parts(
-    model: Pieces, trial: Trial, holding: RankStates, turn: InTurn | None = None
-) -> list[tuple[str, Parts]]:
-    """Every moment that can be highest, with its bytes by part; the order does not depend on the micro-batch.
-
-    `turn` is that of a pipeline.
-    """
-    kept = list(accumulate(part.kept for part in model.parts))
-    train = trial.train
-    # DeepSpeed's linear layer of ZeRO-3 casts again in backward, and so do blocks that are computed again.
-    linear = not wrapper_facts(train).casts_again(train)
-    casts = [(train.precision in AUTOCAST) * part.cast_bytes(linear=linear) for part in model.parts]
-    copies = list(accumulate(casts))
-    base = added(holding.steady, {"images": model.images, "buffers of the model": model.buffers})
-    engine = around(trial, holding, model.parts, turn)
-    beside = turn.beside if turn else {}
-
-    def there(number: int) -> Parts:
-        return added(base, beside, {"activations": kept[number]})
-
-    moments: list[tuple[str, Parts]] = []
-    for number, part in enumerate(model.parts):
-        held = model.logits if number == len(kept) - 1 else 0
-        in_forward = added(there(number), engine.forward[number], {"autocast's copies": copies[number]})
-        moments += [("end of forward", added(in_forward, {"activations": held + own})) for own in part.forward]
-        lasting = casts[number] if train.activation_checkpointing else copies[number]
-        own_copies = {"autocast's copies": lasting, "logits": model.logits}
-        in_backward = added(there(number), engine.backward[number], own_copies)
-        moments += [("backward", added(in_backward, {"passed on in backward": own})) for own in part.backward]
-    for number, gone, own in engine.between:
-        lasting = 0 if train.activation_checkpointing else copies[number]
-        left = added(there(number), {"activations": -round(gone * model.parts[number].kept)})
-        beside_it = {"autocast's copies": lasting, "logits": model.logits}
-        moments.append(("backward", _without_debt(added(left, own, beside_it))))
-    return [*moments, ("exchange", added(base, engine.exchange)), ("step", added(base, holding.step))]

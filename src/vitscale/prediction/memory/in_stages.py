@@ -12,7 +12,7 @@ from vitscale.engines import wrapper_facts
 from vitscale.engines.dtypes import weight_bytes
 from vitscale.engines.parts import InTurn
 from vitscale.engines.states import Parts, RankStates, added, sizes
-from vitscale.prediction.memory.activations import AUTOCAST
+from vitscale.prediction.memory.activations import is_autocast
 from vitscale.prediction.shares import Share, Turn, shares
 from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.rank_batches import largest_micro_batch
@@ -55,26 +55,26 @@ def in_turns(
     steady = added(wrapped(steps[0], own).steady, _kept_by_schedule(trial, share, of_stages))
 
     @cache
-    def held(stage: int | None, *, later: bool, directly: bool = True) -> tuple[Trial, RankStates]:
+    def held(stage: int | None, *, later: bool) -> tuple[Trial, RankStates]:
         shapes = own if stage is None else stages[stage]
         step = steps[later]
         if gathers_blocks:
-            holding: RankStates = referred(facts.stage_states)(step, shapes, later=later, directly=directly)
+            holding: RankStates = referred(facts.stage_states)(step, shapes, later=later)
         else:
             holding = wrapped(step, shapes)
         return step, replace(holding, steady=steady)
 
     step, end = held(None, later=count > 1)
-    if share.first and trial.train.precision in AUTOCAST:  # autocast casts images for the patches
+    if share.first and is_autocast(trial.train):  # autocast casts images for the patches
         of_stages = [of_stages[0]._replace(kept=of_stages[0].kept + 2 * _pixels(trial)), *of_stages[1:]]
     for turn in share.turns(count, sharded=gathers_blocks):
         later, gathered = turn.finished[turn.stage] > 0, turn.whole[turn.stage]
-        step, holding = held(turn.stage, later=later, directly=later and gathered)
+        step, holding = held(turn.stage, later=later)
         beside = added(
             *(_of_other_stage(trial, held, shapes, turn, n) for n, shapes in enumerate(stages) if n != turn.stage),
             {"activations of other micro-batches": _under_way(trial, share, turn, of_stages)},
         )
-        moments = ("backward",) if turn.backward else ("last block", "end of forward")
+        moments = ("backward",) if turn.backward else ("end of forward",)
         yield InTurn(turn.stage, moments, step, holding, beside, gathered)
     yield InTurn(0, ("exchange", "step"), step, end, {})
 

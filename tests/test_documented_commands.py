@@ -155,6 +155,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     t4 = ["import", str(folder / "LOG.csv"), "-o", str(folder / "results" / "t4"), "--model", "vit-b16"]
     imported = CliRunner().invoke(cli.app, [*t4, "--image-size", "224", "--engine", "deepspeed"])
     assert imported.exit_code == 0, imported.output
+    (folder / "default_config.yaml").write_text("distributed_type: MULTI_CPU\nnum_machines: 1\nnum_processes: 2\n")
     (folder / "prices.csv").write_text("instance,gpu,count,price\nbig,A100-80GB,8,32.8\nsmall,T4,4,3.9\n")
     write_results(
         paper_study(paper_curve({1: [0.8], 2: [0.8]}), paper_curve({2: [0.88]}, spread=True)), folder / "PAPER"

@@ -44,6 +44,11 @@ an_object = Flux()
 Install = Callable[..., None]
 
 
+def _name_of(kind: str) -> str:
+    """The name that the package offers; of schedulers `flux` is one of ours."""
+    return "oar" if kind == "scheduler" else "flux"
+
+
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     """Lays a package with an entry point of one kind on sys.path, as pip would."""
@@ -54,7 +59,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         information.mkdir(parents=True)
         (site / "flux_plugin.py").write_text(source)
         (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-        (information / "entry_points.txt").write_text(f"[vitscale.{kind}s]\nflux = {target}\ntorchrun = {target}\n")
+        name = _name_of(kind)
+        (information / "entry_points.txt").write_text(f"[vitscale.{kind}s]\n{name} = {target}\ntorchrun = {target}\n")
         monkeypatch.syspath_prepend(site)
         monkeypatch.delitem(sys.modules, "flux_plugin", raising=False)
 
@@ -123,7 +129,7 @@ def planned(folder: Path) -> object:
 
 
 def scheduled(folder: Path) -> object:
-    return make_scheduler("flux", LaunchSection(), SlurmSection(), None, folder)
+    return make_scheduler("oar", LaunchSection(), SlurmSection(), None, folder)
 
 
 def read(folder: Path) -> object:
@@ -175,7 +181,7 @@ def test_one_that_raises_or_returns_something_else_is_a_message(
     with pytest.raises(RequestError) as caught:
         use(tmp_path)
     told = str(caught.value)
-    assert told.startswith(f"{kind} 'flux' of flux-for-vitscale (flux_plugin:Flux) failed: ")
+    assert told.startswith(f"{kind} '{_name_of(kind)}' of flux-for-vitscale (flux_plugin:Flux) failed: ")
     assert said in told
     assert told.endswith(f"Repair or remove that package, or use another {kind}.")
 

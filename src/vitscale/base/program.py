@@ -32,6 +32,7 @@ MEASURING = (
     "launchers",
     "schedulers",
     "base/resident_memory.py",
+    "profiles/flight_recorder.py",
     "profiles/kernels.py",
     "profiles/step_trace.py",
     "profiles/timeline.py",

@@ -165,7 +165,10 @@ def _hydra_launch(program: str, unbound: tuple[str, ...], world: World, spawn: S
 
 
 def _pals_launch(program: str, world: World, spawn: Spawn) -> Spawn:
-    """Return the command for PALS, which starts ranks inside a job of PBS Pro. Never run here: after its manual."""
+    """Return the command for PALS, which starts ranks inside a job of PBS Pro.
+
+    Never run here: its options are those of public job scripts.
+    """
     command = [program, *("-n", str(world.size)), *("--ppn", str(world.ranks_per_node))]
     if spawn.hosts:
         command += ["--hosts", ",".join(host.name for host in spawn.hosts)]

@@ -266,6 +266,13 @@ def test_a_secret_of_letters_alone_goes_everywhere_where_a_name_tells_it(tmp_pat
     assert len({str(each) for each in stand_ins}) == 1, "the same in both logs"
 
 
+def test_a_setting_with_a_quote_is_no_path(tmp_path: Path) -> None:
+    """A path in a text ends before the quote, so that the rest of the value would stay."""
+    secrets = dict.fromkeys(PLACES, "a00000000000Q") | {"rank": '000000=/"X'}
+    planted(secrets, tmp_path / "results")
+    assert not any('000000=/"X' in text for text in redacted(tmp_path).values())
+
+
 def test_a_launch_file_that_is_a_pipe_or_no_json_harms_nothing(tmp_path: Path) -> None:
     write_results(resolved_study({1: [0.1, 0.1]}), tmp_path / "results")
     first, second = sorted((tmp_path / "results" / "runs").iterdir())

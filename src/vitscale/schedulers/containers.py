@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Self
 
 from vitscale.errors import RequestError, shown
-from vitscale.study.sections import ContainerCommand, ContainerFields, ContainerRuntime, GpuVendor
+from vitscale.study.sections import ContainerCommand, ContainerFields, ContainerGpus, ContainerRuntime
 
-_APPTAINER_FLAG_BY_VENDOR: dict[GpuVendor, tuple[str, ...]] = {
+_APPTAINER_FLAG_BY_VENDOR: dict[ContainerGpus, tuple[str, ...]] = {
     "nvidia": ("--nv",),
     "amd": ("--rocm",),
     "none": (),
 }
-_PODMAN_OPTIONS_BY_VENDOR: dict[GpuVendor, tuple[str, ...]] = {
+_PODMAN_OPTIONS_BY_VENDOR: dict[ContainerGpus, tuple[str, ...]] = {
     # NVIDIA's Container Device Interface: https://docs.nvidia.com/datacenter/cloud-native/container-toolkit
     "nvidia": ("--device=nvidia.com/gpu=all",),
     # AMD's two device files, which members of the host's groups `video` and `render` may open.
@@ -56,7 +56,7 @@ class RankContainer:
     image: str
     runtime: ContainerRuntime = "apptainer"
     command: ContainerCommand = "exec"
-    vendor: GpuVendor = "nvidia"
+    vendor: ContainerGpus = "nvidia"
     mounts: tuple[str, ...] = ()
     """HOST:CONTAINER or HOST:CONTAINER:OPTIONS, besides the folders that every run needs."""
 
@@ -74,7 +74,7 @@ class RankContainer:
         """
         if fields.container is None:
             return None
-        default_vendor: GpuVendor = "none" if without_gpus else "nvidia"
+        default_vendor: ContainerGpus = "none" if without_gpus else "nvidia"
         mounts = tuple(_checked_mount(mount, section) for mount in fields.container_mounts)
         return cls(
             image=fields.container,

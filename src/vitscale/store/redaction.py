@@ -78,6 +78,7 @@ _FIELDS_OF_IDENTITY = ("git_revision", "allocation", "uuid")
 _HOST_FIELDS = ("host", "hosts")
 _WHOLE_PATH = re.compile(r"([\w.-]+=)?((?:~[\w-]*|\.{1,2})?/[^\n:]*)")
 """A text that is a path and nothing else, or an option's: its folders may have blanks in their names."""
+_QUOTES = frozenset("\"'")
 _STEP = re.compile(
     rf'\{{"kind":"step"(?:,"(?:{"|".join(StepLine.model_fields)})":(?:[\d.eE+-]+|true|false|null|"(?:{"|".join(WINDOWS)})"))*\}}'
 )
@@ -88,6 +89,14 @@ _HOME = re.compile(r"/(?:home|Users)/([\w.-]+)")
 
 NameKind = Literal["USER", "host"]
 """Whether a learnt name is a user's or a host's: also the word before the number of its stand-in."""
+
+
+def _is_path(value: str) -> bool:
+    """Whether a variable's value is redacted as a path wherever it stands; not with a quote, where a path in text ends.
+
+    Example: `nccl.plugin=/opt/lib/net.so` is one.
+    """
+    return _WHOLE_PATH.fullmatch(value) is not None and not _QUOTES.intersection(value)
 
 
 class Redactor:
@@ -148,7 +157,7 @@ class Redactor:
         for name, value in variables.items():
             if is_secret_name(name):
                 self._secrets.add(value)
-            elif not is_plain_value(value) and not _WHOLE_PATH.fullmatch(value):
+            elif not is_plain_value(value) and not _is_path(value):
                 self._secrets.add_setting(value)
 
     def learn_study(self, study: StudyRecord) -> None:

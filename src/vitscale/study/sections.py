@@ -125,7 +125,7 @@ class LaunchSection(Spec):
 
 ContainerRuntime = Literal["apptainer", "singularity", "podman", "pyxis"]
 ContainerCommand = Literal["exec", "run"]
-GpuVendor = Literal["nvidia", "amd", "none"]
+ContainerGpus = Literal["nvidia", "amd", "none"]
 
 
 class ContainerFields(Spec):
@@ -137,7 +137,7 @@ class ContainerFields(Spec):
     """Program that starts the container; pyxis starts Enroot as an option of srun."""
     container_command: ContainerCommand = "exec"
     """exec: start the ranks alone. run: hand their command to the image's own start (runscript, entrypoint)."""
-    container_gpus: GpuVendor | None = None
+    container_gpus: ContainerGpus | None = None
     """Vendor of the GPUs that the container sees (`--nv`, `--rocm`); by default nvidia, and none with gpus = "none"."""
     container_mounts: list[str] = Field(default_factory=list)
     """HOST:CONTAINER pairs, besides the results and the working directory."""

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from typing_extensions import override
 
+from vitscale.base.distribution import install_command
 from vitscale.machine.vendors.base import (
     EnergyCounter,
     EnergyUnknown,
@@ -359,7 +360,7 @@ def _started_smi() -> Any:
             import amdsmi
     except ImportError as error:
         raise VendorLibraryFailed(
-            f"amdsmi cannot be imported: {error} (ROCm has it in /opt/rocm/share/amd_smi; pip install 'vitscale[amd]')"
+            f"amdsmi cannot be imported: {error} (ROCm has it in /opt/rocm/share/amd_smi; {install_command('amd')})"
         ) from None
     except Exception as error:  # OSError, KeyError or AttributeError: no libamd_smi.so, or one of another release
         raise VendorLibraryFailed(

@@ -266,11 +266,15 @@ def test_a_secret_of_letters_alone_goes_everywhere_where_a_name_tells_it(tmp_pat
     assert len({str(each) for each in stand_ins}) == 1, "the same in both logs"
 
 
-def test_a_setting_with_a_quote_is_no_path(tmp_path: Path) -> None:
-    """A path in a text ends before the quote, so that the rest of the value would stay."""
-    secrets = dict.fromkeys(PLACES, "a00000000000Q") | {"rank": '000000=/"X'}
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("setting", ['000000=/"X', "000000=/ X", "000000=/{X", "000000=/%X"])
+def test_a_setting_with_a_character_at_which_paths_end_is_no_path(tmp_path: Path, setting: str, packed: bool) -> None:
+    """A path in a text ends before it, so that the rest of the value would stay."""
+    secrets = dict.fromkeys(PLACES, "a00000000000Q") | {"rank": setting}
     planted(secrets, tmp_path / "results")
-    assert not any('000000=/"X' in text for text in redacted(tmp_path).values())
+    if packed:
+        store.pack_finished(tmp_path / "results")
+    assert not any(setting in text for text in redacted(tmp_path).values())
 
 
 def test_a_launch_file_that_is_a_pipe_or_no_json_harms_nothing(tmp_path: Path) -> None:

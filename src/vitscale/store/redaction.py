@@ -78,7 +78,7 @@ _FIELDS_OF_IDENTITY = ("git_revision", "allocation", "uuid")
 _HOST_FIELDS = ("host", "hosts")
 _WHOLE_PATH = re.compile(r"([\w.-]+=)?((?:~[\w-]*|\.{1,2})?/[^\n:]*)")
 """A text that is a path and nothing else, or an option's: its folders may have blanks in their names."""
-_QUOTES = frozenset("\"'")
+_PATH_CHARACTERS = re.compile(r"[\w.~/=+@,-]+")
 _STEP = re.compile(
     rf'\{{"kind":"step"(?:,"(?:{"|".join(StepLine.model_fields)})":(?:[\d.eE+-]+|true|false|null|"(?:{"|".join(WINDOWS)})"))*\}}'
 )
@@ -92,11 +92,13 @@ NameKind = Literal["USER", "host"]
 
 
 def _is_path(value: str) -> bool:
-    """Whether a variable's value is redacted as a path wherever it stands; not with a quote, where a path in text ends.
+    """Whether a variable's value is redacted as a path wherever it stands.
+
+    With other characters than these it is not: where such a path stands in a text, it may seem to end before them.
 
     Example: `nccl.plugin=/opt/lib/net.so` is one.
     """
-    return _WHOLE_PATH.fullmatch(value) is not None and not _QUOTES.intersection(value)
+    return _WHOLE_PATH.fullmatch(value) is not None and _PATH_CHARACTERS.fullmatch(value) is not None
 
 
 class Redactor:

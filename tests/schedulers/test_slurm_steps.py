@@ -104,3 +104,12 @@ def test_launchers_that_do_not_go_with_it(slurm: dict[str, object], launcher: st
         assert refusal is None
     else:
         assert part in (refusal or "")
+
+
+def test_a_hydra_mpirun_is_refused_inside_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its steps have no name by which they could be ended."""
+    monkeypatch.setattr("vitscale.schedulers.slurm_steps.mpirun_name", lambda: "MPICH")
+    refusal = launcher_refusal(SlurmSection(), "mpirun")
+    assert refusal is not None
+    assert "this is MPICH's; use launcher = 'srun'" in refusal
+    assert launcher_refusal(SlurmSection(), "srun") is None

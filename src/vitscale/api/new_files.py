@@ -14,12 +14,18 @@ def refuse_existing(path: Path, option: str) -> None:
     Raises:
         RequestError: it exists, or its name cannot be one.
     """
+    _refuse_standard_output(path, option)
     try:
         exists = os.path.lexists(path)
     except ValueError as error:  # a NUL in the name
         raise RequestError(f"{shown(str(path))} cannot be written: {error}") from None
     if exists:
         raise RequestError(f"{shown(str(path))} is there already", next_step=f"Name another file with {option}")
+
+
+def _refuse_standard_output(path: Path, option: str) -> None:
+    if str(path) == "-":
+        raise RequestError(f"{option} - names no file", next_step=f"Name one with {option}, or leave {option} out")
 
 
 def write_new(path: Path, text: str, option: str = "-o") -> None:
@@ -30,8 +36,7 @@ def write_new(path: Path, text: str, option: str = "-o") -> None:
     Raises:
         RequestError: it exists, cannot be written, or is `-`.
     """
-    if str(path) == "-":
-        raise RequestError(f"{option} - names no file", next_step=f"Name one with {option}, or leave {option} out")
+    _refuse_standard_output(path, option)
     try:
         if not path.parent.exists():
             path.parent.mkdir(parents=True, exist_ok=True)

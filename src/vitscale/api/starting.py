@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,10 +85,10 @@ def init(
     file = path_of(output)
     machines = machines_for(file, hostfile) if where is None else where
     check_images(Wishes(data=data, root=root))
-    foreign = None if from_file is None else read_foreign(path_of(from_file), file)
+    foreign = None if from_file is None else _with_engine(read_foreign(path_of(from_file), file), engine)
     counts = rank_counts(gpus) or _counts_up_to(foreign) or usual_counts(machines)
     root_in_study = None if root is None else _root_in_study(root, file)
-    settings = {} if foreign is None else _without_engine_of(foreign, engine)
+    settings = {} if foreign is None else foreign.fields
     wishes = Wishes(model, data, root_in_study, engine, counts, settings)
     text = f"#:schema {_SCHEMA_FILE}\n{first_study(_study_name(file), machines, wishes)}"
     planned = runner.plan(StudyFile.checked(file, text))
@@ -122,12 +122,24 @@ def _counts_up_to(foreign: ForeignSettings | None) -> tuple[int, ...]:
     return tuple(sorted(counts))
 
 
-def _without_engine_of(foreign: ForeignSettings, engine: str | None) -> Mapping[str, object]:
-    """Return the settings of another program's file; without those of its engine where another one is asked for."""
-    if engine is None or foreign.fields.get("train.engine") == engine:
-        return foreign.fields
-    kept = ("train.precision", "train.device", "scaling.gpus_per_node")
-    return {dotted: value for dotted, value in foreign.fields.items() if dotted in kept}
+_SETTINGS_OF_ANY_ENGINE = ("train.precision", "train.device", "scaling.gpus_per_node")
+
+
+def _with_engine(foreign: ForeignSettings, engine: str | None) -> ForeignSettings:
+    """Return the settings of another program's file where another engine than its own may be asked for.
+
+    What belongs to its engine is then not taken over, and the result says so of each setting.
+    """
+    own_engine = foreign.fields.get("train.engine")
+    if engine is None or engine == own_engine:
+        return foreign
+    kept = {dotted: value for dotted, value in foreign.fields.items() if dotted in _SETTINGS_OF_ANY_ENGINE}
+    dropped = [
+        f"{dotted} = {value}: it belongs to the engine {own_engine}, and {engine} is asked for"
+        for dotted, value in foreign.fields.items()
+        if dotted not in kept and dotted != "train.engine"
+    ]
+    return foreign._replace(fields=kept, uncarried=(*foreign.uncarried, *dropped))
 
 
 def machines_for(output: StrPath, hostfile: StrPath | None = None) -> StudyMachines:

@@ -170,12 +170,18 @@ def _network(record: CheckRecord, promise: Promise) -> PromiseFigure:
 
 
 def _adapters(record: CheckRecord, promise: Promise) -> PromiseFigure:
-    """Return the rate of the slowest of each host's fastest adapters; 0 where a host has fewer than promised."""
+    """Return the rate of the slowest of each host's fastest adapters; 0 where a host has fewer than promised.
+
+    It is unknown where the kernel does not say the rate of an active port.
+    """
     facts = facts_by_host(record)
     if len(facts) < record.request.world.nodes:
         return PromiseFigure(None, "not all hosts said which adapters they have")
     slowest = PromiseFigure(None, "no host")
     for host, host_facts in facts.items():
+        active_ports = sum(port.active for port in host_facts.infiniband)
+        if len(list(_port_rates(host_facts))) < active_ports:
+            return PromiseFigure(None, f"{host} does not say the rate of every active port")
         rates = sorted(_port_rates(host_facts), reverse=True)
         rate_of_last = rates[promise.adapters - 1] if 0 < promise.adapters <= len(rates) else 0.0
         if slowest.value is None or rate_of_last < slowest.value:

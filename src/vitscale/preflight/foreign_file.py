@@ -48,6 +48,22 @@ def _deepspeed_fields(file: Path, study: Path) -> dict[str, object]:
     Raises:
         RequestError: the file cannot be read.
     """
-    deepspeed_config.read(file)
+    config = deepspeed_config.read(file)
     relative_path = os.path.relpath(file.resolve(), study.parent.resolve())
-    return {"train.engine": "deepspeed", "train.deepspeed_config": relative_path}
+    fields: dict[str, object] = {"train.engine": "deepspeed", "train.deepspeed_config": relative_path}
+    # A study's own batch must be that of the file, or DeepSpeed would refuse it.
+    batch = deepspeed_config.batch_values(config)
+    for key, field in _FIELD_BY_BATCH_KEY.items():
+        if key in batch:
+            fields[field] = batch[key]
+    if "train_batch_size" in batch:
+        fields["scaling.mode"] = "strong-global"
+    return fields
+
+
+_FIELD_BY_BATCH_KEY = {
+    "train_batch_size": "train.global_batch",
+    "train_micro_batch_size_per_gpu": "train.micro_batch",
+    "gradient_accumulation_steps": "train.grad_accum",
+}
+"""Key of a DeepSpeed file to which it may give a number -> the same of a study."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitscale.errors import RequestError, shown
+from vitscale.launchers.mpirun import MpiKind, mpirun_name
 from vitscale.schedulers.containers import RankContainer
 from vitscale.study.sections import SlurmSection
 
@@ -100,6 +101,11 @@ def srun_on_host(host: str | None, step_name: str, argv: Sequence[str]) -> tuple
 
 def launcher_refusal(slurm: SlurmSection, launcher: str) -> str | None:
     """Return why a launcher does not go with the container or the srun options of [slurm]; None where it does."""
+    mpi = mpirun_name()
+    if launcher == "mpirun" and mpi not in (None, MpiKind.OPEN_MPI.value):
+        # The step's name and GPUs reach Open MPI's srun by a variable that Hydra does not read, so that its steps would
+        # not be found when they must end.
+        return f"inside Slurm mpirun must be Open MPI's, and this is {mpi}'s; use launcher = 'srun' or 'torchrun'"
     if launcher == "mpirun" and slurm.container is not None:
         return "with slurm.container ranks are started by srun; use launcher = 'srun' or 'torchrun'"
     if launcher == "mpirun" and slurm.srun_options:

@@ -35,7 +35,7 @@ _MOST_VALUE_CHARACTERS = 1_023
 """Longest value that NCCL reads from a file."""
 _CPUS = Path("/sys/devices/system/cpu")
 _ADAPTERS = Path("/sys/class/infiniband")
-_SYSTEM_BY_JOB_VARIABLE = {"SLURM_JOB_ID": "slurm", "PBS_JOBID": "pbs", "LSB_JOBID": "lsf"}
+_SYSTEM_BY_JOB_VARIABLE = {"SLURM_JOB_ID": "slurm", "PBS_JOBID": "pbs", "LSB_JOBID": "lsf", "FLUX_ENCLOSING_ID": "flux"}
 
 
 def environment(

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from vitscale.engines.accelerate.config import flag, fsdp_version, section, sharding_strategy, whole_number, word
 from vitscale.errors import shown
-from vitscale.trial.parallel import ParallelSpec
 
 _NEEDLESS = frozenset(
     {
@@ -204,15 +203,11 @@ class _Carrying:
 
     def _take_hybrid(self, strategy: str) -> None:
         """Take shards inside each host that are replicated across hosts."""
-        key = "fsdp_config.fsdp_sharding_strategy"
         machines = whole_number(self._values.get("num_machines")) or 1
         self.fields["train.reshard_after_forward"] = strategy == "HYBRID_SHARD"
         if machines == 1:
             return  # all ranks are on one host, whose shards have no other replica
-        if "replicate" in ParallelSpec.model_fields:
-            self.fields["parallel.replicate"] = machines
-        else:
-            self._leave(key, strategy, "weights are sharded over all ranks here, without replicas across hosts")
+        self.fields["parallel.replicate"] = machines
 
     def _take_prefetching(self) -> None:
         """Take the order in which weights are gathered ahead, which is fixed in FSDP2."""

@@ -14,6 +14,7 @@ import torch
 import fake_nvml
 from fake_amdsmi import FakeAmdSmi, FakeGpu, installed, with_compute_nodes
 from fake_nvml import FakeNvml
+from vitscale.base.distribution import install_command
 from vitscale.machine.gpus import (
     EnergyUnknown,
     Gpu,
@@ -157,7 +158,7 @@ def test_a_variable_that_names_no_gpu_is_an_error(host: FakeAmdSmi, monkeypatch:
 def test_without_amdsmi_the_reason_says_where_it_is(host: FakeAmdSmi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "amdsmi", None)
     assert (gpu_monitor(C.uuid).reason or "").startswith("amdsmi cannot be imported: ")
-    assert "pip install 'vitscale[amd]'" in (gpu_monitor(C.uuid).reason or "")
+    assert install_command("amd") in (gpu_monitor(C.uuid).reason or "")
 
 
 def test_without_the_compute_driver_amdsmi_is_not_even_imported(

@@ -13,6 +13,7 @@ import torch
 
 from check_factory import request
 from results_factory import make_environment, make_trial
+from vitscale.probes.gpu_monitor import GpuMonitor
 from vitscale.store.checks import STAGES, CheckStage, StageLine
 from vitscale.worker import check_stages, group
 from vitscale.worker.check_stages import CheckStages
@@ -115,6 +116,7 @@ def test_a_hung_collective_takes_neither_matmul_nor_compute_nor_loader_with_it(
     monkeypatch.setattr(group, "meet_on_host", meet)
     monkeypatch.setattr(check_stages, "environment", lambda *_: make_environment())
     monkeypatch.setattr(check_stages, "gpu_uuid", lambda _: None)
+    monkeypatch.setattr(check_stages, "device_monitor", lambda *_: GpuMonitor(reason="no GPU"))
     monkeypatch.setattr(check_stages, "measured_matmul", lambda *_: None)
     monkeypatch.setattr(check_stages, "compute_speed", lambda *_: "speed")
     monkeypatch.setattr(check_stages, "loader_rate", lambda *_, pin: pinned.append(pin))

@@ -65,10 +65,7 @@ class PredictionVariant:
         measured_point = self.fitted.points[-1]
         if self.trial.model == measured_point.trial.model:
             return measured_point.parameters
-        count = known_parameters(self.trial.model)
-        if count is not None and count.source == "measured":  # nobody ran that model: the user states its count
-            return count._replace(source="told")
-        return count
+        return known_parameters(self.trial.model)
 
     @property
     def untold(self) -> PredictionVariant | None:

@@ -8,8 +8,12 @@ from typing import Any
 
 from results_factory import make_curve, make_results, make_trial, one_curve, steady_run
 from vitscale.analysis import Analysis, analyse
+from vitscale.api.asked_models import ModelFinder
+from vitscale.prediction.answering import Changes, StatedFacts, askable_series, questions, with_stated_facts
 from vitscale.prediction.evidence import Evidence, MeasuredPoint, Series
+from vitscale.prediction.model_requests import requests_by_series, requests_by_trial
 from vitscale.prediction.network.links import Link, Network
+from vitscale.prediction.predicting import Question
 from vitscale.prediction.results import Assumption, Forecast, Label, Prediction, Score, predicted
 from vitscale.present.estimate import Estimate
 from vitscale.store.results import Results
@@ -22,6 +26,21 @@ NO_PRICE = "no price was given"
 NETWORK = Assumption(
     "network between hosts", "about 3 GB/s, within a factor of 4 either way", "vitscale check --hostfile HOSTS"
 )
+
+
+def stated_facts(evidence: Evidence, changes: Changes, nodes_of: int | None = None) -> StatedFacts:
+    """As `predict` takes facts that options state: with the models that they name found."""
+    models = ModelFinder().find_all(requests_by_trial(evidence, changes))
+    return with_stated_facts(evidence, changes, nodes_of, models)
+
+
+def asked_questions(
+    evidence: Evidence, gpus: tuple[int, ...], changes: Changes, series: str | None = None, **options: Any
+) -> tuple[Question, ...]:
+    """As `predict` asks: with the models that options name found."""
+    askable = askable_series(evidence, gpus, changes, series=series)
+    models = ModelFinder().find_all(requests_by_series(askable, changes))
+    return questions(evidence, gpus, changes, series=series, models=models, **options)
 
 
 def estimate(value: float, mean: float = 0.04, run: float = 0.1) -> Estimate:

@@ -49,7 +49,7 @@ def results_of(trial: dict[str, Any], train: dict[str, Any], line: dict[str, Any
             (7, "measured"),
         ),
         ({"model": ModelSpec()}, {"script": "t.py"}, {"parameters": 7, "parameters_source": "told"}, (7, "told")),
-        ({"model": ModelSpec()}, {"script": "t.py"}, {"parameters": 7}, (7, "told")),
+        ({"model": ModelSpec()}, {"script": "t.py"}, {"parameters": 7}, (7, "unknown")),  # a record of before
         ({"model": ModelSpec(name="vit-ti16")}, {}, {"parameters": None}, None),
     ],
 )
@@ -77,5 +77,5 @@ def test_flops_say_how_they_are_known() -> None:
     script = make_trial("script", 1, script="train.py")
     assert flops_of(script, flops_per_image=720, flops_source="traced") == (720, "traced")
     assert flops_of(script, flops_per_image=720, flops_source="told") == (720, "told")
-    assert flops_of(script, flops_per_image=720) == (720, "told")  # records of before do not say
+    assert flops_of(script, flops_per_image=720) == (720, "unknown")  # records of before do not say
     assert flops_of(script) is None

@@ -39,7 +39,7 @@ def averages(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     """One average of all parameters, which are fp32."""
     del trial
     elements = sum(block.elements for block in shapes.each())
-    return (Message("all_reduce", 4 * elements, 1, "after", None, every_micro_step=False),)
+    return (Message("all_reduce", 4 * elements, 1, "after", None, micro_steps="last"),)
 
 
 AVERAGED = EngineFacts(
@@ -136,8 +136,8 @@ def test_a_message_may_be_sent_more_seldom_than_the_engine_exchanges(monkeypatch
 
 
 def test_a_message_of_every_eighth_step_is_exposed_for_an_eighth_of_its_time() -> None:
-    often = Message("all_reduce", 10.0, 1, "after", None, every_micro_step=False)
-    rare = Message("all_reduce", 80.0, 1, "after", None, every_micro_step=False, steps_between=EVERY)
+    often = Message("all_reduce", 10.0, 1, "after", None, micro_steps="last")
+    rare = Message("all_reduce", 80.0, 1, "after", None, micro_steps="last", steps_between=EVERY)
     compute = np.ones((1, 1))
     exposed = partial(
         exposed_seconds, collective=lambda message: np.full((1, 1), message.tensor_bytes),

@@ -9,6 +9,7 @@ import pytest
 
 from fake_nvml import UUID, FakeLinks, FakeNvml, installed
 from vitscale.machine.gpu_links import gpu_links
+from vitscale.machine.vendors.nvidia import NvidiaGpus
 from vitscale.store.checks import GpuLinks
 
 pytestmark = pytest.mark.computing
@@ -60,3 +61,10 @@ def test_what_nvml_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(FakeNvml(), monkeypatch)
     assert GpuLinks(**gpu_links(UUID)) == GpuLinks()
     assert gpu_links("GPU-0") == {}
+
+
+def test_links_and_settings_count_the_same_nvlinks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a GPU with more links than a pynvml that does not say how many there may be was written for."""
+    monkeypatch.delattr(pynvml, "NVML_NVLINK_MAX_LINKS")
+    links = read(monkeypatch, states=(1,) * 20)
+    assert links.nvlinks_up == NvidiaGpus().settings(UUID)["nvlinks"] == 20

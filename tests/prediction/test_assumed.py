@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from prediction_factory import resolved_study
+from prediction_factory import asked_questions, resolved_study, stated_facts
 from vitscale import cli
 from vitscale.analysis import analyse, analyse_folder
 from vitscale.errors import RequestError
 from vitscale.pages import prediction_words
-from vitscale.prediction.answering import Changes, answer, facts_taken, questions, taken_as_measured, with_stated_facts
+from vitscale.prediction.answering import Changes, answer, facts_taken, taken_as_measured
 from vitscale.prediction.evidence import HOSTS, IMAGE_SIZE, MICRO_BATCH, PRECISION, Evidence, evidence_of
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.gpu_types import gpu_type
@@ -46,8 +46,8 @@ TOLD = ("--model", "vit-b16", "--engine", "ddp", "--micro-batch", "32")
 
 
 def predicted(evidence: Evidence, changes: Changes) -> Prediction:
-    known, rest = with_stated_facts(evidence, changes)
-    (answered,) = answer(fit(known), questions(known, (8,), rest, nodes_of=8)).predictions
+    known, rest = stated_facts(evidence, changes)
+    (answered,) = answer(fit(known), asked_questions(known, (8,), rest, nodes_of=8)).predictions
     return answered
 
 
@@ -87,7 +87,7 @@ def test_an_assumed_image_size_is_told_and_a_recorded_one_is_converted_from(impo
 def test_hosts_that_a_table_does_not_count_are_those_of_nodes_of(imported: Import) -> None:
     """Eight ranks with four to a host were on two hosts: what lies between hosts was measured then."""
     evidence = imported(*TOLD)
-    known, _ = with_stated_facts(evidence, Changes(), nodes_of=4)
+    known, _ = stated_facts(evidence, Changes(), nodes_of=4)
     assert [point.nodes for point in known.series[0].points] == [1, 1, 1, 2]
     assert known.series[0].points[-1].trial.world.ranks_per_node == 4
     assert taken_as_measured(evidence, known).startswith(
@@ -95,7 +95,7 @@ def test_hosts_that_a_table_does_not_count_are_those_of_nodes_of(imported: Impor
     )
     (one_host,), (two_hosts,) = (predict(fit(own), Question((16,), nodes_of=4)) for own in (evidence, known))
     assert (one_host.label, two_hosts.label) == ("prior-driven", "extrapolated")
-    fits, _ = with_stated_facts(evidence, Changes(), nodes_of=8)
+    fits, _ = stated_facts(evidence, Changes(), nodes_of=8)
     assert taken_as_measured(evidence, fits) == "", "one host it was, as was assumed"
 
 
@@ -103,30 +103,30 @@ def test_hosts_that_a_table_counts_are_as_it_says(imported: Import) -> None:
     counted = "gpus,images_per_second,nodes\n4,1500,1\n8,2800,1\n"
     evidence = imported(*TOLD, table=counted)
     assert not any(HOSTS in point.assumed for point in evidence.series[0].points)
-    known, _ = with_stated_facts(evidence, Changes(), nodes_of=4)
+    known, _ = stated_facts(evidence, Changes(), nodes_of=4)
     assert [point.nodes for point in known.series[0].points] == [1, 1]
 
 
 def test_what_was_told_is_said_and_how_to_ask_for_another(imported: Import) -> None:
     before = imported(*TOLD)
-    after, _ = with_stated_facts(before, Changes(precision="bf16", image_size=384))
+    after, _ = stated_facts(before, Changes(precision="bf16", image_size=384))
     said = taken_as_measured(before, after)
     assert said.startswith("Taken for what was measured, which the import does not tell: bf16, 384 pixels.")
-    assert taken_as_measured(before, with_stated_facts(before, Changes())[0]) == ""
+    assert taken_as_measured(before, stated_facts(before, Changes())[0]) == ""
     recorded = imported(*TOLD, "--precision", "fp32")
-    assert taken_as_measured(recorded, with_stated_facts(recorded, Changes(precision="bf16"))[0]) == ""
+    assert taken_as_measured(recorded, stated_facts(recorded, Changes(precision="bf16"))[0]) == ""
 
 
 def test_another_micro_batch_than_an_untold_one_is_refused(imported: Import) -> None:
     evidence = imported("--model", "vit-b16", "--engine", "ddp")
     with pytest.raises(RequestError, match=r"--micro-batch 32: the measured one of .* is not told.* Import the files"):
-        questions(evidence, (8,), Changes(micro_batch=32))
+        asked_questions(evidence, (8,), Changes(micro_batch=32))
 
 
 def test_an_image_size_of_an_unknown_model_is_refused_in_words(imported: Import) -> None:
     evidence = imported()
     with pytest.raises(RequestError, match=r"--image-size 384: the measured model is not known. .* --model"):
-        questions(evidence, (8,), Changes(image_size=384))
+        asked_questions(evidence, (8,), Changes(image_size=384))
 
 
 def test_memory_and_another_gpu_name_the_precision_that_they_take_for_granted(imported: Import) -> None:
@@ -169,9 +169,9 @@ def test_a_batch_is_asked_for_only_where_steps_come_of_a_rate_without_one(
 
 def test_facts_are_taken_by_option_and_those_said_elsewhere_are_left_out(imported: Import) -> None:
     before = imported("--micro-batch", "32")
-    after, _ = with_stated_facts(before, Changes(engine="ddp", model="vit-b16", precision="bf16"))
+    after, _ = stated_facts(before, Changes(engine="ddp", model="vit-b16", precision="bf16"))
     assert facts_taken(before, after) == {"--engine": "ddp", "--model": "vit-b16", "--precision": "bf16"}
     assert "does not tell: ddp, vit-b16. To" in taken_as_measured(before, after, besides=("--precision",))
     assert taken_as_measured(before, after, besides=("--precision", "--engine", "--model")) == ""
-    sized, _ = with_stated_facts(before, Changes(parameters="110M"))
+    sized, _ = stated_facts(before, Changes(parameters="110M"))
     assert facts_taken(before, sized) == {"--parameters": "110,000,000 parameters"}

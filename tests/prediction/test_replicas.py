@@ -82,8 +82,8 @@ def test_shards_travel_over_the_links_that_their_groups_have() -> None:
     2 x 7/8 GB at 100 GB/s; then each rank's eighth among hosts, 2 x 3/4 x 1/8 GB, with the eight of a host sharing its
     12.5 GB/s; and 14 hops of 10 us in a host, 6 of 20 us between."""
     gigabyte = 1e9
-    scatter = Message("reduce_scatter", gigabyte, 1, "after", None, False, group="sharding")
-    among = Message("all_reduce", gigabyte / 8, 1, "after", None, False, group="replication")
+    scatter = Message("reduce_scatter", gigabyte, 1, "after", None, "last", group="sharding")
+    among = Message("all_reduce", gigabyte / 8, 1, "after", None, "last", group="replication")
     parallel = ParallelSpec(replicate=4)
     times = [
         float(model_of(parallel, messages=(one,), backend="gloo").times(nothing_uncertain(), worlds(32, 8)).wire[0, 0])
@@ -100,7 +100,7 @@ def test_shards_travel_over_the_links_that_their_groups_have() -> None:
 def test_a_second_shard_is_gathered_among_neighbours(group_ranks: int, host_ranks: int) -> None:
     """By hand, of 1 GB in groups of 8 of 32 ranks on hosts of eight: 7/8 GB in a host. Groups of 64 are all 32 ranks,
     and those of 4 lie on two hosts of two."""
-    gather = Message("all_gather", 1e9, 1, "after", None, False, group="second shard")
+    gather = Message("all_gather", 1e9, 1, "after", None, "last", group="second shard")
     model = model_of(NO_SPLIT, messages=(gather,), backend="gloo", second_shard_ranks=group_ranks)
     whole = model_of(NO_SPLIT, messages=(replace(gather, group="replicas"),), backend="gloo")
     size = min(group_ranks, 32)
@@ -131,10 +131,10 @@ def test_replicas_exchange_beside_what_is_scattered_next() -> None:
     def step(shard_seconds: float, *, beside: bool) -> float:
         sent = []
         for ready in (0.4, 1.0):
-            sent.append(Message("reduce_scatter", 0.1, 1, "backward", ready, True, group="sharding"))
+            sent.append(Message("reduce_scatter", 0.1, 1, "backward", ready, "all", group="sharding"))
             sent.append(
                 Message(
-                    "all_reduce", shard_seconds, 1, "backward", ready, True, beside_later=beside, group="replication"
+                    "all_reduce", shard_seconds, 1, "backward", ready, "all", beside_later=beside, group="replication"
                 )
             )
         return exposed(*sent)

@@ -226,6 +226,22 @@ def test_no_gpu_direct_by_the_log_and_by_the_module() -> None:
     assert findings(cluster(of_nccl={}, gpu_direct_modules=())) == []  # by dma-buf
 
 
+def test_adapters_of_which_nccl_says_that_gpu_direct_is_disabled() -> None:
+    """All connections through the host's memory name them as the cause; a part of them is a warning of its own."""
+    disabled = {"adapters_in_use": ("mlx5_0", "mlx5_1"), "adapters_without_gpu_direct": ("mlx5_1", "mlx5_7")}
+    whole = only(cluster(of_nccl=disabled | {"adapters_in_use": tuple(f"mlx5_{n}" for n in range(7)),
+                                             "channels": {"NET": 8}}))  # fmt: skip
+    assert "(NCCL's log has GPU Direct RDMA disabled for mlx5_1)" in whole.message
+    (part,) = [found for found in findings(cluster(of_nccl=disabled)) if found.kind == "no-gpu-direct"]
+    assert part.severity == "warning"
+    assert part.message == (
+        "node0 and node1: NCCL's log has GPU Direct RDMA disabled for mlx5_1, which ranks use, so that what these "
+        "adapters carry takes the host's memory"
+    )
+    unused = {"adapters_without_gpu_direct": ("mlx5_bond_0",)}
+    assert findings(cluster(of_nccl=unused)) == []
+
+
 def test_sockets_beside_infiniband() -> None:
     kinds = {finding.kind for finding in findings(cluster(of_nccl={"network": "Socket", "channels": {"NET": 4}}))}
     assert kinds == {"network-over-sockets"}

@@ -258,6 +258,7 @@ def test_promises_that_are_broken(tmp_path: Path) -> None:
     [
         (("--expect", "no-such.toml"), "no-such.toml' cannot be read"),
         (("--save-expect", "there.toml"), "is there already"),
+        (("--save-expect", "missing/new.toml"), "cannot be written: there is no folder 'missing'. Make it first, or"),
         (("--expect", "there.toml", "--training"), "--expect and --save-expect are of the other check"),
     ],
 )

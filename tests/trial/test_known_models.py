@@ -121,6 +121,12 @@ def test_counts_of_a_model_that_no_formula_has_are_its_cards(known: KnownModels)
     assert model_cost.training_flops(model, images=10) == 680 + 960 + 3
 
 
+@pytest.mark.parametrize("model", [ModelSpec(), ModelSpec(hf="google/vit-x"), resolve(FACTORY, CLASSES)])
+def test_a_count_in_a_spec_was_told_also_where_the_model_has_a_name(known: KnownModels, model: ModelSpec) -> None:
+    stated = model.model_copy(update={"parameter_count": 86_600_000})
+    assert model_cost.counted_parameters(stated) == (86_600_000, "told")
+
+
 def test_a_cards_shapes_are_in_the_order_of_forward_with_blocks_marked(known: KnownModels) -> None:
     known.put(make_card())
     shapes = model_cost.parameter_shapes(resolve(FACTORY, CLASSES))

@@ -13,6 +13,8 @@ def test_a_count_says_its_source_unless_a_formula_has_it() -> None:
     assert parameters_in_words([TRACED]) == "87,000,000 parameters (traced)"
     assert parameters_in_words([ParameterCount(1000, "told"), None]) == "1,000 parameters (told), unavailable for some"
     assert parameters_in_words([None]) == "number of parameters unavailable"
+    of_older_record = ParameterCount(7, "unknown")
+    assert parameters_in_words([of_older_record]) == "7 parameters (unknown source: an older record does not say it)"
     several = [ParameterCount(number, "measured") for number in (4000, 1000, 2000)]
     assert parameters_in_words(several) == "1,000 or 2,000 or 4,000 parameters (measured)"
     assert parameters_in_words([*several, ParameterCount(3000, "measured")]) == "1,000 to 4,000 parameters (measured)"

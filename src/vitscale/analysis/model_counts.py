@@ -29,7 +29,7 @@ def parameters_of(result: TrialFigures) -> ParameterCount | None:
 def recorded_parameters(result: TrialFigures) -> ParameterCount | None:
     """Return the number of parameters as the ranks counted it; None where no run did, and of imports.
 
-    Of a user's own script it is the number that the script states, where it states one.
+    Of a user's own script it is what the script counted or states; its older records do not say which of the two.
     """
     model = model_of_runs(result)
     is_imported = result.trial.origin is not None
@@ -37,7 +37,7 @@ def recorded_parameters(result: TrialFigures) -> ParameterCount | None:
         return None
     if result.trial.train.script is None:
         return ParameterCount(model.parameters, "measured")
-    return ParameterCount(model.parameters, model.parameters_source or "told")
+    return ParameterCount(model.parameters, model.parameters_source or "unknown")
 
 
 def known_parameters(model: ModelSpec) -> ParameterCount | None:

@@ -13,6 +13,7 @@ checking    check, check_training: look at the machines first
 reporting   report, report_like: tables, figures, a page (`load`, of frames and charts, is `pages.outputs.load`)
 comparing   compare, compare_studies: results side by side
 questions   the questions of predict and advise to results, and which options changed nothing
+asked_models   the models that --model and --image-size ask for, found and counted
 predicting  predict: what nobody has measured
 advising    advise: what to rent
 importing   import_results: others' logs as results

@@ -12,8 +12,9 @@ from typing_extensions import override
 
 from vitscale import preflight
 from vitscale.api.arguments import LaunchOptions, StrPath, overlay_of, path_or_none, progress_console
-from vitscale.api.new_files import refuse_existing, write_new
+from vitscale.api.new_files import refuse_unwritable, write_new
 from vitscale.preflight.delivery import HeldPromise, delivery_blocks, delivery_fields, held, measured_promises
+from vitscale.preflight.fit import LARGE_MESSAGE_BYTES
 from vitscale.preflight.judging import check_document, check_fields
 from vitscale.preflight.promises import promises_text, read_promises
 from vitscale.preflight.training_proofs import Proof
@@ -21,9 +22,6 @@ from vitscale.present.document import Document, Finding, counts_of
 from vitscale.present.units import counted
 from vitscale.present.verb_result import VerbResult
 from vitscale.store.checks import CheckRecord
-
-_LARGE_MESSAGE_BYTES = 64 << 20
-"""A check without messages as large as this was a quick one."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,7 +63,8 @@ class CheckResult(VerbResult):
         document = check_document(self.record, self.findings, self.stored)
         if self.expected_by is None:
             return document
-        is_quick = max(self.record.request.sweep.sizes_bytes, default=0) < _LARGE_MESSAGE_BYTES
+        largest_message_bytes = max(self.record.request.sweep.sizes_bytes, default=0)
+        is_quick = largest_message_bytes < LARGE_MESSAGE_BYTES
         delivery = delivery_blocks(self.promises, self.expected_by, quick=is_quick)
         stops_training = any(finding.severity == "error" for finding in self.findings)
         blocks = (*document.blocks, *delivery) if stops_training else (*delivery, *document.blocks)
@@ -134,7 +133,7 @@ def check(
         ranks_per_node: ranks on each host; None: the study's, else one a GPU.
         quick: small messages and short measurements.
         expect: a TOML file of what was promised of the machine, which the check is held against.
-        save_expect: a new file for what is measured, in that form.
+        save_expect: a new file for what is measured, in that form; its folder has to be there.
         launch: how ranks are started and where; None: as the study says.
         console: where a line for the one who waits goes; None: standard error.
 
@@ -142,7 +141,8 @@ def check(
         What was measured (seconds, bytes, FLOP/s, images/s), and findings with what to do about them.
 
     Raises:
-        RequestError: the study, the hosts, the data or the file of promises cannot be used; or `save_expect` is there.
+        RequestError: the study, the hosts, the data or the file of promises cannot be used; or `save_expect` is there
+            already, or cannot be written. All of this is seen before anything is measured.
         StoreError: the folder cannot be written.
         VitscaleError: interrupted; nothing is stored.
 
@@ -155,7 +155,7 @@ def check(
     promises = read_promises(expected_by) if expected_by is not None else None
     new_file = path_or_none(save_expect)
     if new_file is not None:
-        refuse_existing(new_file, "--save-expect")
+        refuse_unwritable(new_file, "--save-expect")
     target = preflight.check_target(path_or_none(study), overlay_of(launch), overrides)
     request = preflight.request(target, ranks_per_node=ranks_per_node, quick=quick)
     progress = progress_console(console)

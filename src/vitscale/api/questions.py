@@ -18,12 +18,14 @@ from vitscale.advice.printing import advice_fields
 from vitscale.advice.request import Request
 from vitscale.analysis import Analysis
 from vitscale.api.arguments import memory_bytes
+from vitscale.api.asked_models import ModelFinder
 from vitscale.pages.predicted import predict_fields
 from vitscale.prediction import answering, finishing
 from vitscale.prediction.evidence import Evidence, Series, evidence_of
 from vitscale.prediction.finishing import Finish
 from vitscale.prediction.fitting import Fitted, fit
 from vitscale.prediction.labels import WHAT_IS_SENT
+from vitscale.prediction.model_requests import requests_by_series, requests_by_trial
 from vitscale.prediction.predicting import Question
 from vitscale.prediction.remarks import Options, OptionWithoutEffect, Remarks, options_without_effect, unstable_runs
 from vitscale.prediction.results import Assumption, Forecast
@@ -86,6 +88,7 @@ class PredictQuestion(_Question):
         super().__init__(results, analysed)
         self.counts = counts
         self.series = series
+        self._models = ModelFinder()
 
     def answer(self, options: Options, *, scored: bool = True) -> PredictAnswer:
         """Return the answer with these options.
@@ -100,20 +103,37 @@ class PredictQuestion(_Question):
         """
         horizon = finishing.horizon(options["--epochs"], options["--checkpoint-seconds"], options["--node-mtbf"])
         recorded = evidence_of(self.results, self.analysed, declared=options["--network"], check=options["--check"])
-        evidence, changes = answering.with_stated_facts(recorded, _changes_of_training(options), options["--nodes-of"])
-        questions = answering.questions(
-            evidence,
-            self.counts or answering.counts_ahead(evidence),
-            changes,
-            series=self.series,
-            nodes_of=options["--nodes-of"],
-            price_per_gpu_hour=options["--price"],
-            memory_capacity_bytes=memory_bytes(options["--gpu-memory"]),
-        )
+        evidence, changes = self._with_stated_facts(recorded, options)
+        questions = self._questions(evidence, changes, options)
         fitted = self._fit_to(evidence)
         forecast = answering.answer(fitted, questions) if scored else _unscored_forecast(fitted, questions)
         finishes = finishing.finish(horizon, forecast.predictions, evidence, self.analysed) if horizon else ()
         return PredictAnswer(forecast, finishes, recorded)
+
+    def _with_stated_facts(self, recorded: Evidence, options: Options) -> answering.StatedFacts:
+        """Return the evidence with the facts of measured runs that options state, and what they ask for beyond it."""
+        changes = _changes_of_training(options)
+        models = self._models.find_all(requests_by_trial(recorded, changes))
+        return answering.with_stated_facts(recorded, changes, options["--nodes-of"], models)
+
+    def _questions(self, evidence: Evidence, changes: answering.Changes, options: Options) -> tuple[Question, ...]:
+        """Return a question for each series asked about, with the models that the changes ask for."""
+        counts = self.counts or answering.counts_ahead(evidence)
+        nodes_of = options["--nodes-of"]
+        price = options["--price"]
+        askable = answering.askable_series(
+            evidence, counts, changes, series=self.series, nodes_of=nodes_of, price_per_gpu_hour=price
+        )
+        return answering.questions(
+            evidence,
+            counts,
+            changes,
+            series=self.series,
+            nodes_of=nodes_of,
+            price_per_gpu_hour=price,
+            memory_capacity_bytes=memory_bytes(options["--gpu-memory"]),
+            models=self._models.find_all(requests_by_series(askable, changes)),
+        )
 
     def figures(self, options: Options) -> object:
         """Return all figures of the answer with these options, to be compared by `==`."""

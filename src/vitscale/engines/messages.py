@@ -37,9 +37,8 @@ class Message:
     """The phase in which it is sent. After: between backward and the end of the step."""
     ready: float | None
     """The share of its phase that is computed when it may start; None: nothing is computed beside it."""
-    every_micro_step: bool
-    """Whether it is sent in each micro-step; otherwise once in an optimizer step, in the last micro-step. Neither holds
-    where `only_micro_steps` is given."""
+    micro_steps: MicroSteps
+    """The micro-steps of an optimizer step that send it."""
     needed: float | None = None
     """The share of its phase after which computing waits for it (weights of a block). None: the phase's end waits."""
 
@@ -55,8 +54,6 @@ class Message:
     """Optimizer steps from one such message to the next. Where an engine gives fewer than it has from one exchange to
     the next (`EngineFacts.steps_between_exchanges`), these count."""
     group: RankGroup = "replicas"
-    only_micro_steps: Literal["first", "later"] | None = None
-    """The micro-steps that send it, where they are the first alone, or all but the first."""
     images: int | None = None
     """Images of the micro-batch for which `tensor_bytes` holds; the bytes grow with them. None: they do not."""
 
@@ -64,13 +61,6 @@ class Message:
     def kind(self) -> MessageKind:
         """Return what decides how long a call takes: messages of one engine with the same kind take equally long."""
         return self.operation, self.tensor_bytes, self.group, self.images
-
-    @property
-    def micro_steps(self) -> MicroSteps:
-        """The micro-steps of an optimizer step that send it."""
-        if self.only_micro_steps is not None:
-            return self.only_micro_steps
-        return "all" if self.every_micro_step else "last"
 
     @property
     def sharding_group(self) -> RankGroup:

@@ -6,14 +6,18 @@ from functools import partial
 from typing import Any
 
 from vitscale.machine.vendors.base import VendorLibraryFailed
-from vitscale.machine.vendors.nvidia import answer_or_none, started_nvml
+from vitscale.machine.vendors.nvidia import (
+    answer_or_none,
+    kernel_pci_address,
+    nvlink_states,
+    pci_address,
+    started_nvml,
+)
 
 _GENERATION_BY_VERSION = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5, 8: 6}
 """NVML_NVLINK_VERSION_* -> generation of NVLink: 2.2 is one of the second, 3.1 of the third (nvml.h)."""
-_MOST_LINKS = 36
-"""Links that are asked for where pynvml does not say how many there may be."""
 SWITCH = "switch"
-"""Stands for an NVSwitch as the neighbour of an NVLink."""
+"""Stands for an NVSwitch as the neighbour of an NVLink, in records too."""
 _PEER_STATUS_NAMES = {
     0: "ok",
     1: "chipset not supported",
@@ -35,7 +39,7 @@ def gpu_links(uuid: str) -> dict[str, Any]:
         with started_nvml() as nvml:
             handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
             pcie = {
-                "pci_address": _pci_address(nvml, handle),
+                "pci_address": pci_address(nvml, handle),
                 "pcie_generation": answer_or_none(nvml, partial(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)),
                 "pcie_gpu_generation": answer_or_none(nvml, lambda: nvml.nvmlDeviceGetGpuMaxPcieLinkGeneration(handle)),
                 "pcie_width": answer_or_none(nvml, partial(nvml.nvmlDeviceGetCurrPcieLinkWidth, handle)),
@@ -46,29 +50,13 @@ def gpu_links(uuid: str) -> dict[str, Any]:
         return {}
 
 
-def _pci_address(nvml: Any, handle: Any) -> str | None:
-    """Return the PCI address of a GPU as the kernel writes it, "0000:3b:00.0"."""
-    info = answer_or_none(nvml, partial(nvml.nvmlDeviceGetPciInfo, handle))
-    return _kernel_address(info.busId) if info is not None else None
-
-
-def _kernel_address(bus_id: bytes | str) -> str:
-    """Return NVML's "00000000:3B:00.0" as "0000:3b:00.0", the form of the kernel."""
-    text = bus_id.decode("ascii", "replace") if isinstance(bus_id, bytes) else str(bus_id)
-    return text.lower()[-12:]
-
-
 def _nvlinks(nvml: Any, handle: Any) -> dict[str, Any]:
     """Return the fields on NVLinks: generation, how many are up and down, and where those that are up lead."""
-    up: list[int] = []
-    down: list[int] = []
-    for link in range(getattr(nvml, "NVML_NVLINK_MAX_LINKS", _MOST_LINKS)):
-        state = answer_or_none(nvml, partial(nvml.nvmlDeviceGetNvLinkState, handle, link))
-        if state is not None:
-            links_in_state = up if state else down
-            links_in_state.append(link)
-    if not up and not down:
+    is_up_by_link = nvlink_states(nvml, handle)
+    if not is_up_by_link:
         return {"nvlinks_up": None, "nvlinks_down": None, "nvlink_generation": None, "nvlink_neighbours": ()}
+    up = [link for link, is_up in is_up_by_link.items() if is_up]
+    down = [link for link, is_up in is_up_by_link.items() if not is_up]
     version = answer_or_none(nvml, partial(nvml.nvmlDeviceGetNvLinkVersion, handle, (up or down)[0]))
     neighbours = [_neighbour(nvml, handle, link) for link in up]
     return {
@@ -85,7 +73,7 @@ def _neighbour(nvml: Any, handle: Any, link: int) -> str | None:
     if kind is not None and kind == getattr(nvml, "NVML_NVLINK_DEVICE_TYPE_SWITCH", 2):
         return SWITCH
     info = answer_or_none(nvml, lambda: nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link))
-    return _kernel_address(info.busId) if info is not None else None
+    return kernel_pci_address(info.busId) if info is not None else None
 
 
 def _peer_access(nvml: Any, handle: Any) -> dict[str, str]:
@@ -93,11 +81,11 @@ def _peer_access(nvml: Any, handle: Any) -> dict[str, str]:
 
     GPUs that this process may not talk to are left out, and so are those for which NVML has no answer.
     """
-    address = _pci_address(nvml, handle)
+    address = pci_address(nvml, handle)
     access: dict[str, str] = {}
     for number in range(answer_or_none(nvml, nvml.nvmlDeviceGetCount) or 0):
         other = answer_or_none(nvml, partial(nvml.nvmlDeviceGetHandleByIndex, number))
-        other_address = _pci_address(nvml, other) if other is not None else None
+        other_address = pci_address(nvml, other) if other is not None else None
         if other_address is None or other_address == address:
             continue
         # Not NVML_P2P_CAPS_INDEX_READ: pynvml has a comma behind it, and ctypes refuses the tuple. It is 0 in nvml.h.

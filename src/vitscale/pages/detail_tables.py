@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from vitscale.analysis import Analysis, CurveResult, TrialResult
 from vitscale.analysis.learning.convergence import Convergence, accuracy_at_images, accuracy_at_seconds
+from vitscale.analysis.runs.compute import FlopsSource
 from vitscale.analysis.runs.resources import ResourceFigures
 from vitscale.analysis.time.breakdown import Breakdown, Straggler
 from vitscale.analysis.time.traffic import Traffic
@@ -28,6 +29,7 @@ from vitscale.pages.tables import TrialColumn, grouped_table, interval_cell
 from vitscale.present import units
 from vitscale.present.document import Cell, Table
 from vitscale.present.estimate import Estimate
+from vitscale.trial.model_words import source_in_words
 
 Record = TypeVar("Record")
 _FigureOrText = Estimate | float | str | None
@@ -106,12 +108,19 @@ def _flops_sentences(trials: Sequence[TrialResult]) -> list[str]:
             continue
         rests_on_flops = used.mfu is not None or used.share_of_matmul is not None
         if rests_on_flops:
-            words = f"{units.rate(used.flops_per_image, 'FLOP')} {used.flops_source}"
+            words = _flops_with_source(used.flops_per_image, used.flops_source)
             names_by_flops.setdefault(words, {})[trial.model_name] = None
     if not names_by_flops:
         return []
     clauses = [f"{words} in {', '.join(names)}" for words, names in names_by_flops.items()]
     return [f"FLOPs of training on an image: {units.listed(clauses, most=_MOST_FLOPS_NAMED)}."]
+
+
+def _flops_with_source(flops: int, source: FlopsSource | None) -> str:
+    """Return FLOPs and how they are known: "105 GFLOP by formula", "720 FLOP (unknown source: ...)"."""
+    if source is None or source == "unknown":
+        return f"{units.rate(flops, 'FLOP')} ({source_in_words('unknown')})"
+    return f"{units.rate(flops, 'FLOP')} {source}"
 
 
 def parts_table(analysis: Analysis) -> Table | None:

@@ -18,6 +18,7 @@ variance      what each part leaves open of an answer
 workloads     trials that train the same, and configurations answered from the nearest
 labels        what an answer rests on, and what was assumed
 questions     what is to differ from the measured series, as a user names it
+model_requests   which models options ask for in place of the measured ones; `api.asked_models` finds them
 predicting    a question answered: figures with their intervals
 answering     all questions answered, the forecast of a report, and how well such answers did
 finishing     hosts that fail, and checkpoints: from time of work to time to finish

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 
 from vitscale.analysis.statistics import t_quantile
 from vitscale.base.forks import spread
 from vitscale.engines import ENGINES, of_engine
 from vitscale.errors import RequestError, check_within, nearest, shown, unknown
-from vitscale.prediction.asked_models import asked_model, resized_model
 from vitscale.prediction.evidence import HOSTS, IMAGE_SIZE, MICRO_BATCH, PRECISION, Evidence, MeasuredPoint, Series
 from vitscale.prediction.fitting import Fitted, FittedSeries, fit_series
 from vitscale.prediction.gpu_types import gpu_type
@@ -32,6 +32,7 @@ _FRACTIONS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 """How many times the largest measured rank count a report looks ahead."""
 
 
+_NO_MODELS: Mapping[str, ModelSpec] = MappingProxyType({})
 _MANY_SERIES = 4
 """Number of series from which forks of this process are worth their cost."""
 
@@ -209,6 +210,11 @@ class Changes:
     parameters: str | None = None
     """Number of parameters of a model that nothing counts here: "110M"; of the one that `model` names, if any."""
 
+    @property
+    def asks_for_model(self) -> bool:
+        """Whether they ask for another model, by its name or by the size of its images."""
+        return self.model is not None or self.image_size is not None
+
 
 class StatedFacts(NamedTuple):
     """Evidence with facts that a command line states of measured runs."""
@@ -218,7 +224,39 @@ class StatedFacts(NamedTuple):
     """What the command line still asks for beyond that evidence: another model, another batch."""
 
 
-def with_stated_facts(evidence: Evidence, changes: Changes, nodes_of: int | None = None) -> StatedFacts:
+def stated_parameters(evidence: Evidence, changes: Changes) -> int | None:
+    """Return the number of parameters that the options state; None where they state none.
+
+    Raises:
+        RequestError: it is no number, or every model is known; or another change cannot be.
+    """
+    count = None if changes.parameters is None else counted(changes.parameters)
+    if count is not None and changes.model is None:
+        _refuse_parameters_of_known_models(evidence, changes)
+    _check(changes)
+    return count
+
+
+def _refuse_parameters_of_known_models(evidence: Evidence, changes: Changes) -> None:
+    """Refuse `--parameters` where no import left its model open.
+
+    Raises:
+        RequestError: every model is known.
+    """
+    models = [series.points[-1].trial.model for series in evidence.series]
+    if any(model.unknown for model in models):
+        return
+    known = ", ".join(sorted({model.name or "a folder's" for model in models}))
+    what = f"--parameters {shown(changes.parameters or '')}: the model is known ({known})"
+    raise RequestError(what, next_step="Leave it out; --model NAME asks for another")
+
+
+def with_stated_facts(
+    evidence: Evidence,
+    changes: Changes,
+    nodes_of: int | None = None,
+    models: Mapping[str, ModelSpec] = _NO_MODELS,
+) -> StatedFacts:
     """Takes facts that an import's files left out as if they were measured.
 
     These are its engine, its model or parameters, and what the import assumed: precision, image size, and that there
@@ -228,6 +266,7 @@ def with_stated_facts(evidence: Evidence, changes: Changes, nodes_of: int | None
         evidence: what is recorded.
         changes: what the options say.
         nodes_of: ranks on a full host, if said.
+        models: trial identity -> the model that `changes` state for it, found (`model_requests.requests_by_trial`).
 
     Returns:
         The evidence with these facts, and the changes; those still apply to what a series knows already.
@@ -235,20 +274,14 @@ def with_stated_facts(evidence: Evidence, changes: Changes, nodes_of: int | None
     Raises:
         RequestError: the parameters are no number, or every model is known.
     """
-    count = None if changes.parameters is None else counted(changes.parameters)
-    if (
-        count is not None
-        and changes.model is None
-        and not any(series.points[-1].trial.model.unknown for series in evidence.series)
-    ):
-        known = ", ".join(sorted({series.points[-1].trial.model.name or "a folder's" for series in evidence.series}))
-        what = f"--parameters {shown(changes.parameters)}: the model is known ({known})"
-        raise RequestError(what, next_step="Leave it out; --model NAME asks for another")
-    _check(changes)
-    series = [
-        replace(own, points=tuple(_with_stated_facts(point, changes, count, nodes_of) for point in own.points))
-        for own in evidence.series
-    ]
+    count = stated_parameters(evidence, changes)
+    series = []
+    for recorded in evidence.series:
+        points = []
+        for point in recorded.points:
+            model = models.get(point.trial_id) or _with_stated_count(point.trial.model, count)
+            points.append(_with_stated_facts(point, changes, model, nodes_of))
+        series.append(replace(recorded, points=tuple(points)))
     if changes.model is None:
         changes = replace(changes, parameters=None)  # else they are those of that model
     return StatedFacts(replace(evidence, series=tuple(series)), changes)
@@ -301,10 +334,17 @@ def _facts_taken_of(recorded: MeasuredPoint, point: MeasuredPoint) -> Iterator[t
         yield "--nodes-of", f"{units.ranks(after.world.ranks_per_node)} on a full host"
 
 
-def _with_stated_facts(
-    point: MeasuredPoint, changes: Changes, count: int | None, nodes_of: int | None
-) -> MeasuredPoint:
-    train, model, world = _stated_training(point, changes), _stated_model(point, changes, count), point.trial.world
+def _with_stated_facts(point: MeasuredPoint, changes: Changes, model: ModelSpec, nodes_of: int | None) -> MeasuredPoint:
+    """Return the point with the model, and with the training and hosts that options state for what was assumed.
+
+    Args:
+        point: as recorded.
+        changes: what the options say.
+        model: the recorded one, or the one that they state.
+        nodes_of: ranks on a full host, if said.
+    """
+    train = _stated_training(point, changes)
+    world = point.trial.world
     if HOSTS in point.assumed and nodes_of is not None and nodes_of > 0:
         world = world_of_hosts(world.size, nodes_of, world.threads_per_rank)
     says = {PRECISION: changes.precision, IMAGE_SIZE: changes.image_size, HOSTS: nodes_of}
@@ -326,16 +366,11 @@ def _stated_training(point: MeasuredPoint, changes: Changes) -> TrainSpec:
     return train.model_copy(update=facts)
 
 
-def _stated_model(point: MeasuredPoint, changes: Changes, count: int | None) -> ModelSpec:
-    """The point's model with the name, image size or parameters that nobody recorded."""
-    model = point.trial.model
-    if model.unknown and changes.model is not None:
-        return asked_model(changes.model, changes.image_size or model.image_size, point.trial, count)
-    if model.unknown and count is not None:
-        return model.model_copy(update={"parameter_count": count})
-    if IMAGE_SIZE in point.assumed and changes.image_size is not None:
-        return resized_model(changes.image_size, point.trial)
-    return model
+def _with_stated_count(model: ModelSpec, count: int | None) -> ModelSpec:
+    """Return a recorded model; one that nobody names with the number of parameters that options state, if any."""
+    if count is None or not model.unknown:
+        return model
+    return model.model_copy(update={"parameter_count": count})
 
 
 def counts_ahead(evidence: Evidence) -> tuple[int, ...]:
@@ -360,6 +395,40 @@ def matching(names: Collection[str], series: str) -> list[str]:
     return matches
 
 
+def askable_series(
+    evidence: Evidence,
+    gpus: tuple[int, ...],
+    changes: Changes,
+    *,
+    series: str | None = None,
+    nodes_of: int | None = None,
+    price_per_gpu_hour: float | None = None,
+) -> list[Series]:
+    """Return the series that can have such rank counts: all, or those that `series` names.
+
+    Raises:
+        RequestError: there is no such series, or a value cannot be.
+    """
+    if not evidence.series:
+        raise evidence.refusal("to predict from")
+    _check(changes)
+    series_by_name = {each.name: each for each in evidence.series}
+    names = list(series_by_name) if series is None else matching(series_by_name, series)
+    if nodes_of is not None and nodes_of < 1:
+        raise RequestError(f"--nodes-of is {nodes_of}", valid=["1 or more"])
+    asked = [series_by_name[name] for name in names]
+    _check_batch(asked, changes)
+    if price_per_gpu_hour is not None and not 0 < price_per_gpu_hour <= _MOST_A_PRICE:
+        raise RequestError(f"--price is {price_per_gpu_hour:g}", valid=["more than 0"])
+    able = [member for member in asked if max(gpus) == 1 or can_grow(member, changes.engine)]
+    if not able:
+        listed_names = ", ".join(shown(member.name) for member in asked)
+        raise RequestError(
+            f"{listed_names}: measured without an engine, so on one rank only", next_step="Add --engine ddp"
+        )
+    return able
+
+
 def questions(
     evidence: Evidence,
     gpus: tuple[int, ...],
@@ -369,42 +438,44 @@ def questions(
     nodes_of: int | None = None,
     price_per_gpu_hour: float | None = None,
     memory_capacity_bytes: int | None = None,
+    models: Mapping[str, ModelSpec] = _NO_MODELS,
 ) -> tuple[Question, ...]:
-    """One question for each series asked about, because another model depends on what the series itself trains.
+    """Return one question for each series asked about, because another model depends on what the series itself trains.
+
+    Where some series were measured with the changes, they alone are asked about.
+
+    Args:
+        evidence: what is measured.
+        gpus: the rank counts.
+        changes: what is to differ.
+        series: the name of one series, or what several begin with; None: all.
+        nodes_of: ranks on a host; None: as measured.
+        price_per_gpu_hour: in any currency; None: no cost is asked for.
+        memory_capacity_bytes: of a device; None: as recorded.
+        models: series -> the model that `changes` ask for there, found (`model_requests.requests_by_series`).
 
     Raises:
         RequestError: there is no such series, or a value cannot be.
     """
-    if not evidence.series:
-        raise evidence.refusal("to predict from")
-    _check(changes)
-    named = {each.name: each for each in evidence.series}
-    asked = list(named) if series is None else matching(named, series)
-    if nodes_of is not None and nodes_of < 1:
-        raise RequestError(f"--nodes-of is {nodes_of}", valid=["1 or more"])
-    _check_batch([named[name] for name in asked], changes)
-    if price_per_gpu_hour is not None and not 0 < price_per_gpu_hour <= _MOST_A_PRICE:
-        raise RequestError(f"--price is {price_per_gpu_hour:g}", valid=["more than 0"])
+    askable = askable_series(
+        evidence, gpus, changes, series=series, nodes_of=nodes_of, price_per_gpu_hour=price_per_gpu_hour
+    )
+    changes_by_series = {}
+    for member in askable:
+        model = models[member.name] if changes.asks_for_model else None
+        changes_by_series[member.name] = _changed_fields(changes, model)
+    measured_so = [member for member in askable if not differing(member.points, changes_by_series[member.name])]
     return tuple(
         Question(
             gpus=gpus,
             nodes_of=nodes_of,
-            series=each.name,
-            changes=_changed(each, changes),
+            series=member.name,
+            changes=changes_by_series[member.name],
             price_per_gpu_hour=price_per_gpu_hour,
             memory_capacity_bytes=memory_capacity_bytes,
         )
-        for each in _chosen([named[name] for name in asked], gpus, changes)
+        for member in measured_so or askable
     )
-
-
-def _chosen(series: Sequence[Series], gpus: tuple[int, ...], changes: Changes) -> list[Series]:
-    """The series that can have such rank counts; where some were measured with the changes, those alone."""
-    able = [member for member in series if max(gpus) == 1 or can_grow(member, changes.engine)]
-    if not able:
-        names = ", ".join(shown(member.name) for member in series)
-        raise RequestError(f"{names}: measured without an engine, so on one rank only", next_step="Add --engine ddp")
-    return [member for member in able if not differing(member.points, _changed(member, changes))] or able
 
 
 def _check_batch(series: Sequence[Series], changes: Changes) -> None:
@@ -430,20 +501,20 @@ def _check(changes: Changes) -> None:
     check_within("--image-size", changes.image_size, 1, 8192)
 
 
-def _changed(series: Series, changes: Changes) -> dict[str, Any]:
-    """The changes by field of `TrainSpec`, with the model and the GPU resolved: see `variants.variant`."""
-    trial = series.points[-1].trial
-    given = {field.name: getattr(changes, field.name) for field in fields(changes)}
-    asked = {name: value for name, value in given.items() if value is not None}
-    if "device" in asked:
-        asked["gpu"] = gpu_type(asked.pop("device"))
-    told_parameters = asked.pop("parameters", None)
-    image_size = asked.pop("image_size", None)
-    if changes.model is not None:
-        count = None if told_parameters is None else counted(told_parameters)
-        train = trial.train.model_copy(update={key: asked[key] for key in ("engine", "precision") if key in asked})
-        asked_trial = trial.model_copy(update={"train": train})
-        asked["model"] = asked_model(changes.model, image_size or trial.model.image_size, asked_trial, count)
-    elif image_size is not None:
-        asked["model"] = resized_model(image_size, trial)
-    return asked
+def _changed_fields(changes: Changes, model: ModelSpec | None) -> dict[str, Any]:
+    """Return the changes by field, as `variants.variant` has them: of training, and "model" and "gpu".
+
+    `model`: the one that the changes ask for by name or image size; None: they ask for none.
+
+    Raises:
+        RequestError: there is no such type of GPU.
+    """
+    values = {field.name: getattr(changes, field.name) for field in fields(changes)}
+    changed = {name: value for name, value in values.items() if value is not None}
+    for name in ("model", "image_size", "parameters"):  # all three say which model it is
+        changed.pop(name, None)
+    if "device" in changed:
+        changed["gpu"] = gpu_type(changed.pop("device"))
+    if model is not None:
+        changed["model"] = model
+    return changed

@@ -30,7 +30,7 @@ from vitscale.trial.trial import Trial
 _RECOMPUTED = 4 / 3
 """Compute with activation checkpointing over compute without: each block's forward runs once more."""
 _SPREAD_OF_MODELS, _SPREAD_OF_ENGINES, _SPREAD_OF_PRECISIONS, _SPREAD_OF_CHECKPOINTING = 0.25, 0.30, 0.50, 0.05
-_SPREAD_OF_TOLD_SIZES = 0.60
+_SPREAD_OF_STATED_SIZES = 0.60
 """The same for FLOPs by parameters and pixels: a ResNet-50 has 0.8, an EfficientNet-B0 0.4 of a ViT-B/16's ratio."""
 _SPREAD_OF_SPLITS = 0.15
 """Standard deviations of the logarithm of what is scaled by arithmetic instead of measured."""
@@ -65,10 +65,7 @@ class PredictionVariant:
         measured_point = self.fitted.points[-1]
         if self.trial.model == measured_point.trial.model:
             return measured_point.parameters
-        count = known_parameters(self.trial.model)
-        if count is not None and count.source == "measured":  # nobody ran that model: the user states its count
-            return count._replace(source="told")
-        return count
+        return known_parameters(self.trial.model)
 
     @property
     def untold(self) -> PredictionVariant | None:
@@ -182,39 +179,45 @@ class _Changed:
         self.guessed = True
 
     def _other_model(self) -> None:
-        flops = [model_cost.training_flops(trial.model) for trial in (self.base, self.trial)]
-        counts = [model_cost.parameters(trial.model) for trial in (self.base, self.trial)]
-        is_size_told = self.trial.model.parameter_count is not None
-        if is_size_told and counts[0] and counts[1]:
-            self._other_model_of_told_size(counts[1] / counts[0])
+        """Scale what the model decides, by its FLOPs; by its parameters where nothing else is known of it.
+
+        Raises:
+            RequestError: the FLOPs or parameters of the measured or of the other model are unknown.
+        """
+        flops_ratio = _ratio(model_cost.training_flops(self.trial.model), model_cost.training_flops(self.base.model))
+        parameter_ratio = _ratio(model_cost.parameters(self.trial.model), model_cost.parameters(self.base.model))
+        has_stated_parameters = self.trial.model.parameter_count is not None
+        if has_stated_parameters and parameter_ratio is not None:
+            self._scale_by_stated_parameters(parameter_ratio)
             return
-        if not (flops[0] and flops[1] and counts[0] and counts[1]):
+        if flops_ratio is None or parameter_ratio is None:
             raise RequestError(
                 "the model cannot be exchanged: the FLOPs of the measured or of the wanted one are unavailable",
                 next_step="Name models that can be counted here: vit-b16, or where torch is installed any of the hub",
             )
-        factor = flops[1] / flops[0]
-        self._scale("compute", factor, _SPREAD_OF_MODELS)
-        self._scale("optimizer", counts[1] / counts[0], _SPREAD_OF_MODELS)
-        self._guess(
-            "compute of another model",
-            f"{factor:.3g} times, as its FLOPs are, within 25 %",
-            "a study of one rank with it",
-        )
-
-    def _other_model_of_told_size(self, parameter_ratio: float) -> None:
-        """Scales by parameters and pixels, where only the number of the other model's parameters is told.
-
-        Args:
-            parameter_ratio: parameters of the other model over those of the measured one.
-        """
-        pixel_ratio = (self.trial.model.image_size / self.base.model.image_size) ** 2
-        factor = parameter_ratio * pixel_ratio
-        self._scale("compute", factor, _SPREAD_OF_TOLD_SIZES)
+        self._scale("compute", flops_ratio, _SPREAD_OF_MODELS)
         self._scale("optimizer", parameter_ratio, _SPREAD_OF_MODELS)
         self._guess(
             "compute of another model",
-            f"{factor:.3g} times, as parameters x pixels are, within a factor of 2.7: its FLOPs are unknown",
+            f"{flops_ratio:.3g} times, as its FLOPs are, within 25 %",
+            "a study of one rank with it",
+        )
+
+    def _scale_by_stated_parameters(self, parameter_ratio: float) -> None:
+        """Scale compute by parameters x pixels of an image, since the FLOPs of the other model are unknown.
+
+        The optimizer is scaled by the parameters alone.
+
+        Args:
+            parameter_ratio: the stated parameters of the other model over those of the measured one.
+        """
+        side_ratio = self.trial.model.image_size / self.base.model.image_size
+        compute_ratio = parameter_ratio * side_ratio**2
+        self._scale("compute", compute_ratio, _SPREAD_OF_STATED_SIZES)
+        self._scale("optimizer", parameter_ratio, _SPREAD_OF_MODELS)
+        self._guess(
+            "compute of another model",
+            f"{compute_ratio:.3g} times, as parameters x pixels are, within a factor of 2.7: its FLOPs are unknown",
             "a study of one rank with it; or predict where it can be traced (torch installed, its files there)",
         )
 
@@ -293,6 +296,13 @@ class _Changed:
             )
         if self.fitted.model.messages is None:
             self.guessed = True
+
+
+def _ratio(other: int | None, measured: int | None) -> float | None:
+    """Return a count of another model over that of the measured one; None where one of the two is unknown."""
+    if not other or not measured:
+        return None
+    return other / measured
 
 
 def _wrapping(trial: Trial) -> tuple[object, ...]:

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from vitscale.store import checks
 
+LARGE_MESSAGE_BYTES = 64 << 20
+"""A bandwidth of messages as large as this is judged, and a check without any was a quick one."""
 _LARGE_SIZE_RATIO = 16
 """Bandwidth is fitted to sizes from the largest down to a 16th of it: smaller messages may go in a burst, through a
 cache or by another protocol."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from vitscale.machine.gpu_links import SWITCH
+from vitscale.preflight.fit import LARGE_MESSAGE_BYTES
 from vitscale.preflight.link_rates import (
     NvlinkGeneration,
     adapter_bytes_per_second,
@@ -28,12 +30,10 @@ _PCIE_SHARE = 0.25
 """Share of a PCIe link's rate that an all-reduce should reach: 0.6 to 0.8 from GPU to GPU, less across sockets."""
 _ADAPTER_SHARE = 0.5
 """Share of an adapter's rate that an all-reduce across nodes should reach; well set up ones reach 0.9."""
-_LARGE_MESSAGE_BYTES = 64 << 20
 _LONG_MESSAGE_SECONDS = 0.05
-"""A bandwidth is judged where a message was this large, or took this long: smaller ones show latency."""
+"""A bandwidth is judged where a message took this long, or was as large as `LARGE_MESSAGE_BYTES`: smaller ones show
+latency."""
 _MOST_FACTS_NAMED = 4
-_SWITCH = "switch"
-"""The neighbour of an NVLink to an NVSwitch (`machine.gpu_links.SWITCH`)."""
 
 
 def _gpu_ranks_by_host(record: CheckRecord) -> dict[str, list[CheckedRank]]:
@@ -74,7 +74,7 @@ def _all_reduce_fit(record: CheckRecord, group: CheckGroup) -> CollectiveFit | N
     """Return the fit of an all-reduce in a group; None where there is none, or only of small messages."""
     for fit in record.fits:
         if fit.group == group and fit.operation == "all_reduce":
-            is_large = fit.largest_size_bytes >= _LARGE_MESSAGE_BYTES or fit.largest_seconds >= _LONG_MESSAGE_SECONDS
+            is_large = fit.largest_size_bytes >= LARGE_MESSAGE_BYTES or fit.largest_seconds >= _LONG_MESSAGE_SECONDS
             return fit if is_large else None
     return None
 
@@ -206,7 +206,7 @@ def _nvlinks_of_rank(rank: CheckedRank, ranks: Sequence[CheckedRank]) -> _Inside
 def _neighbours_among(rank: CheckedRank, ranks: Sequence[CheckedRank]) -> list[str]:
     """Return the neighbours of a rank's NVLinks that are switches or the GPUs of these ranks, once for each link."""
     addresses = {_links(other).pci_address for other in ranks}
-    return [neighbour for neighbour in _links(rank).nvlink_neighbours if neighbour in addresses | {_SWITCH}]
+    return [neighbour for neighbour in _links(rank).nvlink_neighbours if neighbour in addresses | {SWITCH}]
 
 
 def _are_connected(ranks: Sequence[CheckedRank]) -> bool:
@@ -341,13 +341,16 @@ def network_over_sockets(record: CheckRecord) -> Iterable[Finding]:
 
 
 def no_gpu_direct(record: CheckRecord) -> Iterable[Finding]:
-    """Warns of hosts whose adapters do not read GPU memory, by NCCL's log; a note where only a module is missing."""
+    """Warns of hosts where adapters do not read GPU memory, by NCCL's log; a note where only a module is missing."""
     hosts_by_cause: dict[str, list[str]] = {}
+    hosts_by_slow_adapters: dict[str, list[str]] = {}
     hosts_without_module: list[str] = []
     for host, ranks in _infiniband_hosts(record).items():
         log = _NetworkLog.of(ranks)
         if log.is_through_host_memory:
-            hosts_by_cause.setdefault(_cause_of_no_gpu_direct(ranks), []).append(host)
+            hosts_by_cause.setdefault(_cause_of_no_gpu_direct(ranks, log), []).append(host)
+        elif log.adapters_without_gpu_direct:
+            hosts_by_slow_adapters.setdefault(listed(log.adapters_without_gpu_direct), []).append(host)
         elif not log.is_known and _lacks_gpu_direct_module(ranks):
             hosts_without_module.append(host)
     for cause, hosts in hosts_by_cause.items():
@@ -357,6 +360,14 @@ def no_gpu_direct(record: CheckRecord) -> Iterable[Finding]:
             "takes the host's memory",
             advice="sudo modprobe nvidia_peermem, or the open GPU kernel modules with a kernel from 5.12 on (dma-buf); "
             "unset NCCL_NET_GDR_LEVEL; switch ACS off",
+            about=About(hosts=tuple(hosts)),
+        )
+    for adapters, hosts in hosts_by_slow_adapters.items():
+        yield warning(
+            kind="no-gpu-direct",
+            message=f"{listed(hosts)}: NCCL's log has GPU Direct RDMA disabled for {adapters}, which ranks use, so "
+            "that what these adapters carry takes the host's memory",
+            advice="Leave them out with NCCL_IB_HCA, or load the driver that the other adapters have",
             about=About(hosts=tuple(hosts)),
         )
     if hosts_without_module:
@@ -369,13 +380,20 @@ def no_gpu_direct(record: CheckRecord) -> Iterable[Finding]:
         )
 
 
-def _cause_of_no_gpu_direct(ranks: Sequence[CheckedRank]) -> str:
-    """Return why the adapters of these ranks' host do not read GPU memory, as far as it is known."""
+def _cause_of_no_gpu_direct(ranks: Sequence[CheckedRank], log: _NetworkLog) -> str:
+    """Return why the adapters of these ranks' host do not read GPU memory, as far as it is known.
+
+    Args:
+        ranks: those of the host.
+        log: theirs, together.
+    """
     level = _setting(ranks[0], "NCCL_NET_GDR_LEVEL")
     if level:
         return f"NCCL_NET_GDR_LEVEL = {level}"
     if _lacks_gpu_direct_module(ranks):
         return "nvidia_peermem is not loaded"
+    if log.adapters_without_gpu_direct:
+        return f"NCCL's log has GPU Direct RDMA disabled for {listed(log.adapters_without_gpu_direct)}"
     return "no GDRDMA in NCCL's log"
 
 
@@ -392,13 +410,21 @@ class _NetworkLog(NamedTuple):
     """Connections by which adapters read GPU memory."""
     indirect: int
     """Connections through the host's memory."""
+    adapters_without_gpu_direct: tuple[str, ...]
+    """Adapters in use of which NCCL says that they do not read GPU memory, by name."""
 
     @classmethod
     def of(cls, ranks: Sequence[CheckedRank]) -> _NetworkLog:
         """Return the sums over the ranks that have a log of InfiniBand."""
-        channels = [rank.nccl.channels for rank in ranks if rank.nccl is not None and rank.nccl.network != "Socket"]
-        direct = sum(by_transport.get("NET/GDRDMA", 0) for by_transport in channels)
-        return cls(direct, sum(by_transport.get("NET", 0) for by_transport in channels))
+        logs = [rank.nccl for rank in ranks if rank.nccl is not None and rank.nccl.network != "Socket"]
+        slow_adapters: set[str] = set()
+        for log in logs:
+            slow_adapters |= set(log.adapters_in_use) & set(log.adapters_without_gpu_direct)
+        return cls(
+            direct=sum(log.channels.get("NET/GDRDMA", 0) for log in logs),
+            indirect=sum(log.channels.get("NET", 0) for log in logs),
+            adapters_without_gpu_direct=tuple(sorted(slow_adapters)),
+        )
 
     @property
     def is_known(self) -> bool:

@@ -31,12 +31,11 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed.distributed_c10d import GroupName
 
 from vitscale.processes.launch_file import RECORDER_RING
-from vitscale.profiles.flight_recorder import VERSION
+from vitscale.profiles.flight_recorder import DUMP_OF_NCCL, DUMP_OF_OTHERS, VERSION
 from vitscale.profiles.kernels import dtype_name, operation
 from vitscale.store.records import Collective, TrafficLine
 
-_DUMPS = {"nccl": "_dump_nccl_trace_json", "gloo": "_dump_fr_trace_json"}
-"""Backend to the function that dumps the recorder into which it writes."""
+_DUMP_BY_BACKEND = {"nccl": DUMP_OF_NCCL, "gloo": DUMP_OF_OTHERS}
 NO_DTYPE = "none"
 """Dtype of a barrier, which has no tensor."""
 
@@ -78,7 +77,7 @@ def entries(backend: str) -> tuple[Entry, ...]:
     Raises:
         Unreadable: there is no recorder, it is switched off, or it speaks a language of its own.
     """
-    dump = getattr(c10d, _DUMPS.get(backend, ""), None)
+    dump = getattr(c10d, _DUMP_BY_BACKEND.get(backend, ""), None)
     if dump is None:
         raise Unreadable(f"this torch has no flight recorder of {backend} that can be read as JSON")
     if os.environ.get(RECORDER_RING[0]) == "0":

@@ -16,6 +16,10 @@ from vitscale.store.recorder_dumps import OpenCall, RecordedGroup
 
 VERSION = "2."
 """Version of the dump: minor versions of 2 only add fields (FlightRecorder.hpp of torch 2.13 has 2.10)."""
+DUMP_OF_NCCL = "_dump_nccl_trace_json"
+"""torch's function that dumps NCCL's recorder as JSON, in `torch._C._distributed_c10d`."""
+DUMP_OF_OTHERS = "_dump_fr_trace_json"
+"""The one of the recorder into which all other backends write."""
 _MOST_NAME_CHARACTERS = 200
 _MOST_OPEN_CALLS = 8
 """Open calls of a group that are kept: a GPU's host may be hundreds ahead, and the first one decides."""

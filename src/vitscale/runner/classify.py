@@ -147,30 +147,50 @@ def _judge_gpu_failure(evidence: RunEvidence) -> RunVerdict | None:
     if evidence.ending.stopped in ("hang", "timeout") or not evidence.gpu_failures:
         return None
     failure = evidence.gpu_failures[0]
-    if failure.may_follow and _has_cause_besides(evidence):
+    if failure.may_follow and _has_cause_outside_gpus(evidence):
         return None
     error = _error_of(failure.rank, evidence)
     detail = error.traceback if error is not None else evidence.tail
     return RunVerdict("failed", failure.sentence, failure.rank, detail, transient=failure.is_transient)
 
 
-def _has_cause_besides(evidence: RunEvidence) -> bool:
-    """Whether a rank has ended for another cause than those in `RunEvidence.gpu_failures`.
+def _has_cause_outside_gpus(evidence: RunEvidence) -> bool:
+    """Whether any sign shows that a rank ended for another cause than those in `RunEvidence.gpu_failures`.
 
-    It raised another exception, was ended by a signal that begins a failure, fell silent with its host, left with an
-    exit code and without a word, or was lost before any rank that printed such a failure.
+    GPUs and NCCL on other ranks may then have failed only because that rank is gone.
     """
-    statuses = evidence.ending.statuses
-    if any(has_own_error(record) and not _is_of_gpu(record.error) for record in evidence.ranks):
-        return True
-    if any(status.disconnection == "silent" for status in statuses.values()) or _has_unheard_failure(evidence):
-        return True
-    reporters = _reporters(evidence)
-    for rank, code in evidence.codes:
-        is_explained = rank in evidence.ranks_with_an_end or rank in reporters
-        if not is_explained and _begins_failure(code, evidence):
-            return True
-    return bool(_ranks_that_left(evidence)) or _is_first_lost_without_words(evidence)
+    signs = (
+        _has_exception_outside_gpus,
+        _has_silent_rank,
+        _has_unheard_failure,
+        _has_unexplained_exit,
+        _has_rank_that_left,
+        _is_first_lost_without_words,
+    )
+    return any(shows(evidence) for shows in signs)
+
+
+def _has_exception_outside_gpus(evidence: RunEvidence) -> bool:
+    """Whether a rank recorded an exception of its own that is no failure of a GPU or of NCCL."""
+    own_errors = [record.error for record in evidence.ranks if has_own_error(record)]
+    return not all(_is_of_gpu(error) for error in own_errors)
+
+
+def _has_silent_rank(evidence: RunEvidence) -> bool:
+    """Whether a rank's connection broke because its host answers no more."""
+    return any(status.disconnection == "silent" for status in evidence.ending.statuses.values())
+
+
+def _has_unexplained_exit(evidence: RunEvidence) -> bool:
+    """Whether a launcher reports that a rank ended by itself which neither recorded nor printed why."""
+    ranks_with_words = evidence.ranks_with_an_end | _reporters(evidence)
+    unexplained = [rank_exit for rank_exit in evidence.codes if rank_exit.rank not in ranks_with_words]
+    return any(_begins_failure(rank_exit.code, evidence) for rank_exit in unexplained)
+
+
+def _has_rank_that_left(evidence: RunEvidence) -> bool:
+    """Whether a rank ended without an error before its work was done."""
+    return bool(_ranks_that_left(evidence))
 
 
 def _begins_failure(code: int, evidence: RunEvidence) -> bool:

@@ -7,7 +7,7 @@ group enter the same ones in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -114,7 +114,7 @@ def _waits(dumps: Mapping[int, RecorderDump], world_size: int) -> list[_Wait]:
 def _wait_of_group(
     name: str, group_by_rank: Mapping[int, RecordedGroup], dumps: Mapping[int, RecorderDump], world_size: int
 ) -> _Wait | None:
-    """Return the first open collective of a group; None where all have ended.
+    """Return who waits for whom in a group's first open collective; None where all have ended.
 
     Args:
         name: the group's.
@@ -122,27 +122,54 @@ def _wait_of_group(
         dumps: of all ranks.
         world_size: number of all ranks.
     """
-    first_numbers = [group.open_calls[0].number for group in group_by_rank.values() if group.open_calls]
-    if not first_numbers:
+    number = _first_open_number(group_by_rank.values())
+    if number is None:
         return None
-    number = min(first_numbers)
-    calls = {}
+    call_by_rank = _calls_with_number(number, group_by_rank)
+    members = _members(group_by_rank, world_size)
+    members_with_dump = [rank for rank in members if rank in dumps]
+    absent = [rank for rank in members_with_dump if _last_entered(group_by_rank.get(rank)) < number]
+    return _Wait(
+        group=_group_in_words(name, group_by_rank.values()),
+        call=next(iter(call_by_rank.values())),
+        waiting=tuple(call_by_rank),
+        absent=tuple(absent),
+        unknown=tuple(rank for rank in members if rank not in dumps),
+        calls=call_by_rank,
+    )
+
+
+def _first_open_number(groups: Iterable[RecordedGroup]) -> int | None:
+    """Return the number of the first collective that has not ended on some rank; None where all have.
+
+    Args:
+        groups: one group, as each of its ranks recorded it.
+    """
+    numbers = [group.open_calls[0].number for group in groups if group.open_calls]
+    return min(numbers, default=None)
+
+
+def _calls_with_number(number: int, group_by_rank: Mapping[int, RecordedGroup]) -> dict[int, OpenCall]:
+    """Return rank -> its open call with this number, in the order of ranks; ranks without one are left out."""
+    call_by_rank = {}
     for rank, group in sorted(group_by_rank.items()):
         for call in group.open_calls:
             if call.number == number:
-                calls[rank] = call
-    members = _members(group_by_rank, world_size)
-    last_by_rank = {rank: group.last_entered for rank, group in group_by_rank.items()}
-    absent = [rank for rank in members if rank in dumps and last_by_rank.get(rank, 0) < number]
-    description = next((group.description for group in group_by_rank.values() if group.description), name)
-    return _Wait(
-        group=f"group {description}" if description == name else f"group {name} ({description})",
-        call=next(iter(calls.values())),
-        waiting=tuple(calls),
-        absent=tuple(absent),
-        unknown=tuple(rank for rank in members if rank not in dumps),
-        calls=calls,
-    )
+                call_by_rank[rank] = call
+    return call_by_rank
+
+
+def _last_entered(group: RecordedGroup | None) -> int:
+    """Return the number of the last collective that a rank entered in a group; 0 where it recorded no such group."""
+    return 0 if group is None else group.last_entered
+
+
+def _group_in_words(name: str, groups: Iterable[RecordedGroup]) -> str:
+    """Return "group 0 (default_pg)"; "group mesh_shard" where its description is its name, or there is none."""
+    descriptions = [group.description for group in groups if group.description]
+    if not descriptions or descriptions[0] == name:
+        return f"group {name}"
+    return f"group {name} ({descriptions[0]})"
 
 
 def _members(group_by_rank: Mapping[int, RecordedGroup], world_size: int) -> Sequence[int]:

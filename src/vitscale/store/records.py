@@ -8,7 +8,8 @@ Format history (`FORMAT`):
  12  which vitscale: RunHeader.vitscale and StudyRecord.vitscale; "vitscale's measuring code" among the versions of
      Environment and StudyRecord, a digest. Null or missing in format 11: unknown, and like any other.
      StudyRecord.factory_digests and Imported.assumed, empty in format 11. The line meter and WindowSpec.meters: in
-     format 11 the line probe and WindowSpec.probes.
+     format 11 the line probe and WindowSpec.probes. ModelLine.parameters_source and flops_source came while it was
+     current: where a record of a script lacks them, how its counts are known is unknown.
 
 A reader accepts the formats from `OLDEST_FORMAT` to its own; others are refused by name (`store.formats`).
 """
@@ -155,9 +156,11 @@ class ModelLine(RankLine):
     """FLOPs of training one image, as a user's own script states them, or as they were counted of the module that it
     describes; null for models that are known here."""
     parameters_source: Literal["measured", "told"] | None = None
-    """Whether a user's own script had its module counted, or states the number; null for all other models."""
+    """Whether a user's own script had its module counted, or states the number; null for all other models, and in older
+    records."""
     flops_source: Literal["traced", "told"] | None = None
-    """Whether a user's own script had its module traced, or states the FLOPs; null for all other models."""
+    """Whether a user's own script had its module traced, or states the FLOPs; null for all other models, and in older
+    records."""
 
 
 class ExplainedLine(RankLine):

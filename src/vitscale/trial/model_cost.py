@@ -215,16 +215,26 @@ def recorded_shapes(spec: ModelSpec) -> ParameterShapes | None:
         return None
 
 
+CountSource = Literal["by formula", "traced", "measured", "told", "unknown"]
+"""How a count of a model is known. "measured": ranks counted it as they built the model; "told": a user, a script or an
+imported log states it; "unknown": it is recorded, and the record, of an earlier version, does not say how."""
+
+
 class ParameterCount(NamedTuple):
     """A number of parameters, and how it is known."""
 
     parameters: int
-    source: Literal["by formula", "traced", "measured", "told"]
-    """"measured": ranks counted it as they built the model; "told": a user gave it with imported results."""
+    source: CountSource
 
 
 def counted_parameters(spec: ModelSpec) -> ParameterCount | None:
-    """Return the parameters of a resolved spec, frozen ones included, and how they are known; None where unknown."""
+    """Return the parameters of a spec, frozen ones included, and how they are known; None where unknown.
+
+    A number in the spec itself was stated: what ranks counted stands in their records (`analysis.model_counts`).
+
+    Args:
+        spec: resolved, or without anything that says which model it is.
+    """
     if has_formula(spec):
         shapes = parameter_shapes(spec)
         blocks = shapes.blocks if shapes is not None else ()
@@ -233,7 +243,7 @@ def counted_parameters(spec: ModelSpec) -> ParameterCount | None:
     if card is not None:
         return ParameterCount(card.parameters, "traced")
     if spec.parameter_count is not None:
-        return ParameterCount(spec.parameter_count, "told" if spec.unknown else "measured")
+        return ParameterCount(spec.parameter_count, "told")
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from vitscale.trial.model_cost import ParameterCount
+from vitscale.trial.model_cost import CountSource, ParameterCount
 
 UNNAMED_MODEL = "unknown model"
 """The name of a model that nobody names, such as that of an imported log."""
@@ -37,18 +37,25 @@ def parameter_lines(models: Iterable[CountedModel]) -> list[str]:
 def parameters_in_words(counts: Sequence[ParameterCount | None]) -> str:
     """Return "5,717,416 parameters", "87,000,000 parameters (traced)", or "1,000 parameters, unavailable for some".
 
-    A count by formula has no source in words: everybody can check it.
+    A count by formula has no source in words: everybody can check it. Of an unknown source the words say why.
     """
     known_counts = [count for count in counts if count is not None]
     if not known_counts:
         return "number of parameters unavailable"
     words = f"{_numbers_in_words({count.parameters for count in known_counts})} parameters"
-    sources = dict.fromkeys(count.source for count in known_counts if count.source != "by formula")
+    sources = dict.fromkeys(source_in_words(count.source) for count in known_counts if count.source != "by formula")
     if sources:
         words += f" ({', '.join(sources)})"
     if None in counts:
         words += ", unavailable for some"
     return words
+
+
+def source_in_words(source: CountSource) -> str:
+    """Return how a count is known, to stand behind it: "traced"; of an unknown source, why it is unknown."""
+    if source == "unknown":
+        return "unknown source: an older record does not say it"
+    return source
 
 
 def _numbers_in_words(numbers: set[int]) -> str:

@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from vitscale.processes.launch_file import RECORDER_RING
-from vitscale.profiles.flight_recorder import GroupMembers, UnreadableRecorder, recorded_groups
+from vitscale.profiles.flight_recorder import (
+    DUMP_OF_NCCL,
+    DUMP_OF_OTHERS,
+    GroupMembers,
+    UnreadableRecorder,
+    recorded_groups,
+)
 from vitscale.store import write_record
 from vitscale.store.recorder_dumps import RecordedGroup, RecorderDump, dump_path
 
-_DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
-"""torch's functions that dump the recorder of NCCL, and that of all other backends."""
 _MOST_REASON_CHARACTERS = 400
 
 
@@ -33,7 +37,9 @@ def recorder_dump() -> RecorderDump:
     c10d = sys.modules.get("torch._C._distributed_c10d")
     if c10d is None:
         return RecorderDump(reason="this rank has not begun to import torch.distributed")
-    dumps = [dump for dump in (getattr(c10d, name, None) for name in _DUMPS) if dump is not None]
+    dumps = [
+        dump for dump in (getattr(c10d, name, None) for name in (DUMP_OF_NCCL, DUMP_OF_OTHERS)) if dump is not None
+    ]
     if not dumps:
         return RecorderDump(reason="this torch has no flight recorder that can be read as JSON")
     own_groups = _own_groups()

@@ -13,7 +13,7 @@ from vitscale.trial.trial import Trial
 def messages(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     """One sum of each gradient when backward is over."""
     sizes = (4 * math.prod(shape) for shape in shapes.tensors())
-    return tuple(Message("all_reduce", size, 1, "after", None, every_micro_step=False) for size in sizes)
+    return tuple(Message("all_reduce", size, 1, "after", None, micro_steps="last") for size in sizes)
 
 
 FACTS = EngineFacts(

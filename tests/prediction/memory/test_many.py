@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from vitscale.prediction.memory.forecast import forecast_bytes, peak_bytes_of_many
 from vitscale.trial.model_spec import ModelSpec, resolve
+from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 
 MODEL = resolve(ModelSpec(name="vit-ti16", image_size=32, patch_size=8, layers=3), 10)
@@ -93,3 +94,20 @@ def test_each_is_the_forecast_of_its_trial(
 def test_a_model_of_the_users_own_is_unknown() -> None:
     own = trial(1, ModelSpec(factory="my_models:build"))
     assert peak_bytes(own, 2, "ddp", 0, 8, 1) is None
+
+
+def test_replicas_of_a_sharded_model_are_forecast_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank has a whole model to compute, as without replicas: no trial is forecast on its own."""
+    template = trial(8, engine="fsdp2").model_copy(update={"parallel": ParallelSpec(replicate=2)})
+    ranks, batches = np.array([8, 8, 4]), np.array([1, 64, 8])
+    alone = []
+    for gpus, images in zip(ranks.tolist(), batches.tolist(), strict=True):
+        train = template.train.model_copy(update={"micro_batch": images})
+        world = World(ranks_per_node=gpus, threads_per_rank=1)
+        alone.append(forecast_bytes(template.model_copy(update={"train": train, "world": world})))
+
+    def refuse(one: Trial) -> None:
+        raise AssertionError(f"{one.world.size} ranks were forecast on their own")
+
+    monkeypatch.setattr("vitscale.prediction.memory.forecast.totals", refuse)
+    assert peak_bytes_of_many(template, ranks, 1, batches).tolist() == pytest.approx(alone, rel=0, abs=2 * 64)

@@ -84,7 +84,7 @@ def test_synchronised_norms_send_two_all_reduces_of_doubles_each_in_every_micro_
     assert {(one.phase, one.tensor_bytes, one.times(2)) for one in found} == {
         ("forward", 8 * 33, 20), ("backward", 8 * 32, 20), ("forward", 8 * 17, 2), ("backward", 8 * 16, 2),
     }  # fmt: skip
-    assert {(one.operation, one.ready, one.every_micro_step) for one in found} == {("all_reduce", None, True)}
+    assert {(one.operation, one.ready, one.micro_steps) for one in found} == {("all_reduce", None, "all")}
     pyramid = norm_messages(trial.model_copy(update={"model": PYRAMID})) or ()
     assert sum(one.calls for one in pyramid) == 2 * (12 + 1)
 
@@ -108,7 +108,7 @@ def test_the_buckets_of_ddp_on_a_large_model() -> None:
     assert ready == sorted(ready)
     assert ready[0] == pytest.approx(0.0, abs=1e-3)  # the classifier is computed on one token of 197
     assert ready[-1] == pytest.approx(1.0)
-    assert not any(one.every_micro_step for one in found)
+    assert {one.micro_steps for one in found} == {"last"}
 
 
 def test_buckets_are_ready_in_proportion_to_the_blocks_that_are_done() -> None:
@@ -239,7 +239,7 @@ def test_rescaled_to_what_was_counted(case: Case) -> None:
         amounts[one.operation] += one.times(3) * one.tensor_bytes
     assert dict(amounts) == pytest.approx(wanted | {"broadcast": 8})
     assert [m.ready for m in again[:-1]] == [m.ready for m in found]
-    assert again[-1] == Message("broadcast", 8, 1, "after", None, False)
+    assert again[-1] == Message("broadcast", 8, 1, "after", None, "last")
 
 
 def test_an_operation_that_was_not_counted_is_left_out() -> None:

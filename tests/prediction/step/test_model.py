@@ -27,8 +27,8 @@ def link(bandwidth: float) -> Link:
 
 INSIDE, ACROSS, PAIR = link(10e9), link(1e9), link(5e9)
 NETWORK = Network(INSIDE, ACROSS, between_two={("inside", "all_reduce"): PAIR})
-AFTER = (Message("all_reduce", BYTES, 1, "after", None, False),)
-BESIDE = (Message("all_reduce", BYTES, 1, "backward", 0.0, False),)
+AFTER = (Message("all_reduce", BYTES, 1, "after", None, "last"),)
+BESIDE = (Message("all_reduce", BYTES, 1, "backward", 0.0, "last"),)
 
 
 def draws(**logs: float) -> Draws:
@@ -124,7 +124,7 @@ def test_what_is_sent_after_backward_is_exposed() -> None:
 def test_what_norms_exchange_is_hidden_by_nothing_and_sent_in_each_micro_step() -> None:
     """Ten norms on four ranks: 20 rings of 2 * 3 hops of 1 ms, and 10 * 16 kB at 2 * 3/4 over 10 GB/s; three times."""
     late = Network(Link(10e9, 1e-3, 0.1, 0.1, "check", "by hand"), ACROSS)
-    norms = tuple(Message("all_reduce", 8e3, 10, phase, None, True) for phase in ("forward", "backward"))
+    norms = tuple(Message("all_reduce", 8e3, 10, phase, None, "all") for phase in ("forward", "backward"))
     own = model(BESIDE, norms=norms, network=late)
     found = parts(own.times(draws(), at(4, grad_accum=3)))
     assert found["norm"] == pytest.approx(3 * (0.12 + 10 * 16e3 * 1.5 / 10e9))

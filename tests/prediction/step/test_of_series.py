@@ -80,14 +80,14 @@ def test_norms_of_a_model_that_arithmetic_does_not_know_are_as_they_were_counted
     point = replace(make_point(2, 0.2, sent_bytes=sent, **how), sent_calls={("all_reduce", "float64"): 88})
     (found,) = model_of((make_point(1, 0.2, **how), point), make_evidence([], UNKNOWN)).norms
     assert found.calls * found.tensor_bytes == pytest.approx(20_000)
-    assert (found.calls, found.every_micro_step) == (44, True)
+    assert (found.calls, found.micro_steps) == (44, "all")
     assert model_of((make_point(1, 0.2, **how),), make_evidence([], UNKNOWN)).norms == ()
 
 
 def test_norms_are_not_among_what_the_engine_sends() -> None:
     vit = make_point(2, 0.2, engine="deepspeed", sent_bytes={("all_reduce", "float32"): 1000})
     sent = {("all_reduce", "float64"): 10**9, ("all_reduce", "float32"): 1000}
-    norms = (Message("all_reduce", 1.0, 1, "forward", None, True),)
+    norms = (Message("all_reduce", 1.0, 1, "forward", None, "all"),)
     with mock.patch.object(of_series, "norm_messages", return_value=norms):
         model = model_of((replace(vit, sent_bytes=sent),), make_evidence([], UNKNOWN))
     assert model.messages == model_of((vit,), make_evidence([], UNKNOWN)).messages

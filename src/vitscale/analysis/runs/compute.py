@@ -221,8 +221,9 @@ DTYPES: Mapping[Precision, str] = {"fp32": "fp32", "bf16": "bf16", "bf16-params"
 """Precision of a training -> dtype of its matrix products."""
 
 
-FlopsSource = Literal["by formula", "traced", "told"]
-"""How the FLOPs of a model are known: "traced" by counting its operators; "told" by a user's own script."""
+FlopsSource = Literal["by formula", "traced", "told", "unknown"]
+"""How the FLOPs of a model are known: "traced" by counting its operators; "told" by a user's own script; "unknown"
+where an older record of a script has them without saying how."""
 
 
 class ImageFlops(NamedTuple):
@@ -300,7 +301,7 @@ def _flops_of_run(trial: Trial, figures: RunFigures) -> ImageFlops | str:
     """Return the training FLOPs of one image, as a script recorded them, else of its model; or why they are unknown."""
     model = figures.model
     if model is not None and model.flops_per_image is not None:
-        return ImageFlops(model.flops_per_image, model.flops_source or "told")
+        return ImageFlops(model.flops_per_image, model.flops_source or "unknown")
     flops = flops_per_image(trial)
     if isinstance(flops, str):
         return flops

@@ -33,7 +33,7 @@ def messages(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
             calls=1,
             phase="backward",
             ready=bucket.ready,
-            every_micro_step=False,
+            micro_steps="last",
         )
         for bucket in buckets
     )

@@ -13,7 +13,7 @@ from vitscale.engines.deepspeed.states import optimizer_groups
 from vitscale.engines.deepspeed.traversal import Fetch, TensorKey, modules_in_forward, weight_fetches
 from vitscale.engines.dtypes import communicated_bytes, weight_bytes
 from vitscale.engines.gradients import Tensor, flushed_before_full, of_backward, tensors, up_to_multiple
-from vitscale.engines.messages import Message, StepPhase
+from vitscale.engines.messages import Message, MicroSteps, StepPhase
 from vitscale.engines.states import sizes
 from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.trial import TrainSpec, Trial
@@ -58,7 +58,7 @@ def _stage_0(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
         calls=calls,
         phase="after",
         ready=None,
-        every_micro_step=False,
+        micro_steps="last",
     )
     if train.gradient_clipping == 0:
         return (gradients,)
@@ -81,7 +81,7 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...
         bucket_elements=settings.reduce_bucket,
         phase="backward" if is_stage_2 or settings.overlap else "after",
         overlaps=settings.overlap,
-        every_micro_step=is_stage_2,
+        micro_steps="all" if is_stage_2 else "last",
     )
     if flag(train, "use_multi_rank_bucket_allreduce") is False:
         buckets = [_reduced_to_owners(bucket, trial.world.size) for bucket in buckets]
@@ -104,7 +104,7 @@ def _updated_weight_gathers(trial: Trial, shapes: ParameterShapes) -> list[Messa
     for group in optimizer_groups(shapes):
         padded = up_to_multiple(sum(group), 2 * trial.world.size)
         group_bytes = padded * weight_bytes(trial.train)
-        gathers.append(Message("all_gather", group_bytes, calls=1, phase="after", ready=None, every_micro_step=False))
+        gathers.append(Message("all_gather", group_bytes, calls=1, phase="after", ready=None, micro_steps="last"))
     return gathers
 
 
@@ -128,7 +128,7 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
         bucket_elements=settings.reduce_bucket,
         phase="backward",
         overlaps=_stage_3_overlaps(train),
-        every_micro_step=True,
+        micro_steps="all",
     )
     return (
         *_weight_gathers(fetches, padded, train),
@@ -162,7 +162,7 @@ def _small_weight_gathers(padded: Sequence[Tensor], threshold: int, train: Train
         return []
     total_bytes = sum(tensor.elements for tensor in small) * weight_bytes(train)
     mean_bytes = total_bytes / len(small)
-    return [Message("all_gather", mean_bytes, calls=len(small), phase="after", ready=None, every_micro_step=False)]
+    return [Message("all_gather", mean_bytes, calls=len(small), phase="after", ready=None, micro_steps="last")]
 
 
 def _weight_gathers(fetches: Sequence[Fetch], padded: Sequence[Tensor], train: TrainSpec) -> list[Message]:
@@ -199,10 +199,10 @@ def _gathers_with_second_shard(
             continue
         if again:
             part = _weight_gather(fetch._replace(tensors=again), tensors_by_module, train)
-            weight_gathers.append(replace(part, group="second shard", only_micro_steps="first"))
+            weight_gathers.append(replace(part, group="second shard", micro_steps="first"))
         part = _weight_gather(fetch._replace(tensors=new), tensors_by_module, train)
-        weight_gathers.append(replace(part, only_micro_steps="first"))
-        weight_gathers.append(replace(whole_fetch, only_micro_steps="later"))
+        weight_gathers.append(replace(part, micro_steps="first"))
+        weight_gathers.append(replace(whole_fetch, micro_steps="later"))
     return weight_gathers
 
 
@@ -224,7 +224,7 @@ def _weight_gather(fetch: Fetch, tensors_by_module: Mapping[int, Sequence[Tensor
         calls=calls,
         phase="forward" if fetch.needed_in_forward else "backward",
         ready=min(ready, needed),
-        every_micro_step=True,
+        micro_steps="all",
         needed=needed,
     )
 
@@ -254,7 +254,7 @@ def _gradient_buckets(
     bucket_elements: int,
     phase: StepPhase,
     overlaps: bool,
-    every_micro_step: bool,
+    micro_steps: MicroSteps,
 ) -> list[Message]:
     """Return a message for each bucket of gradients, in the order in which backward fills them.
 
@@ -274,7 +274,7 @@ def _gradient_buckets(
                 calls=1,
                 phase=phase,
                 ready=bucket.ready if overlaps else None,
-                every_micro_step=every_micro_step,
+                micro_steps=micro_steps,
             )
             buckets.append(message)
     return sorted(buckets, key=lambda message: message.ready or 0.0)
@@ -282,4 +282,4 @@ def _gradient_buckets(
 
 def _scalars(*, calls: int, scalar_bytes: int) -> Message:
     """Return all-reduces of single numbers: the gradients' norm, and whether anything overflowed."""
-    return Message("all_reduce", scalar_bytes, calls, phase="after", ready=None, every_micro_step=False)
+    return Message("all_reduce", scalar_bytes, calls, phase="after", ready=None, micro_steps="last")

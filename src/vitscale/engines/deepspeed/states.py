@@ -70,7 +70,7 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> RankStates:
     micro-step.
 
     With `offload_optimizer` gradients of this rank's part go to the host as they are reduced, and stay there. See
-    `_on_host_from_stage_1`. The device keeps a buffer of the largest tensor for them.
+    `_host_buffers`. The device keeps a buffer of the largest tensor for them.
     """
     train = trial.train
     offload = offload_of(train)
@@ -97,7 +97,7 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> RankStates:
         placed = _placed(
             trial,
             on_device=weights | {"temporaries": largest * element_bytes},
-            on_host=common.added(optimizer, _on_host_from_stage_1(trial, shapes)),
+            on_host=common.added(optimizer, _host_buffers(trial, shapes)),
         )
         part_bytes = 0
         scratch_bytes = largest * _NORM_BYTES
@@ -133,24 +133,31 @@ def _placed(trial: Trial, *, on_device: Parts, on_host: Parts) -> _Placed:
     return _Placed(steady=on_device, host=on_host)
 
 
-def _on_host_from_stage_1(trial: Trial, shapes: ParameterShapes) -> Parts:
-    """Return what stages 1 and 2 with `offload_optimizer` keep on the host beside masters and the optimizer's states.
+def _host_buffers(trial: Trial, shapes: ParameterShapes) -> Parts:
+    """Return the bytes that offloading in stages 1 and 2 takes on the host beside fp32 masters and optimizer states.
 
-    They are the gradients of the masters, a buffer of this rank's new weights, and one of the largest tensor. Stage 2,
-    which reduces in each micro-step, also has the sum so far of each gradient of which this rank's part has a piece
-    (`initialize_optimizer_states`, `param_buffer_of_bit16_for_cpu_offload_groups`, `accumulated_grads_in_cpu` in
-    runtime/zero/stage_1_and_2.py). What page-locking rounds up comes on top.
+    They are those of runtime/zero/stage_1_and_2.py: the fp32 gradients of this rank's part
+    (`initialize_optimizer_states`), its new weights in their own dtype, a buffer as large as the largest tensor
+    (`param_buffer_of_bit16_for_cpu_offload_groups`), and sums of gradients. What page-locking rounds up comes on top.
     """
-    ranks = trial.world.size
-    element_bytes = weight_bytes(trial.train)
-    part_elements = common.shard(common.sizes(shapes).all, ranks)
-    gradient_bytes = part_elements * _FP32_BYTES
-    if trial.train.grad_accum > 1 and trial.train.zero_stage == 2:
-        gradient_bytes += _copied_gradient_elements(shapes, ranks) * element_bytes
+    part_elements = common.shard(common.sizes(shapes).all, trial.world.size)
+    copied_weight_elements = part_elements + _largest_tensor(shapes)
     return {
-        "gradients": gradient_bytes,
-        "temporaries": (part_elements + _largest_tensor(shapes)) * element_bytes,
+        "gradients": part_elements * _FP32_BYTES + _host_gradient_sum_bytes(trial, shapes),
+        "temporaries": copied_weight_elements * weight_bytes(trial.train),
     }
+
+
+def _host_gradient_sum_bytes(trial: Trial, shapes: ParameterShapes) -> int:
+    """Return the bytes of the gradients that stage 2 sums over micro-steps on the host; 0 in stage 1.
+
+    Stage 2 reduces in each micro-step, and keeps the sum so far of every gradient of which this rank's part has a piece
+    (`accumulated_grads_in_cpu` in runtime/zero/stage_1_and_2.py). Stage 1 reduces in the last micro-step alone.
+    """
+    has_several_micro_steps = trial.train.grad_accum > 1
+    if not has_several_micro_steps or trial.train.zero_stage != 2:
+        return 0
+    return _copied_gradient_elements(shapes, trial.world.size) * weight_bytes(trial.train)
 
 
 def _gathered_by_gloo(trial: Trial, shapes: ParameterShapes) -> Parts:

@@ -13,7 +13,7 @@ from itertools import groupby
 
 from vitscale.engines.dtypes import communicated_bytes, weight_bytes
 from vitscale.engines.gradients import Tensor, tensors, up_to_multiple
-from vitscale.engines.messages import Message, RankGroup, StepPhase
+from vitscale.engines.messages import Message, MicroSteps, RankGroup, StepPhase
 from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.trial import Trial
 
@@ -74,6 +74,7 @@ class _MessageFactory:
         self._gradient_bytes = communicated_bytes(trial.train)
         self._has_streams = trial.train.device == "cuda"
         self._is_staged = trial.parallel.pipeline > 1
+        self._micro_steps: MicroSteps = "last" if self._is_staged else "all"
         self._gathers_in_backward = trial.train.reshard_after_forward is not False
 
     def forward_gathers(self, blocks: Sequence[_Block]) -> Iterator[Message]:
@@ -82,9 +83,7 @@ class _MessageFactory:
             begins = block[0].begins
             # The first could be gathered only beside the embedding, which would hide next to nothing.
             ready = begins if number == 0 else blocks[number - 1][0].begins
-            yield self._gather(
-                block, phase="forward", ready=self._if_streams(ready), needed=begins, every_micro_step=True
-            )
+            yield self._gather(block, phase="forward", ready=self._if_streams(ready), needed=begins, micro_steps="all")
 
     def backward_messages(self, blocks: Sequence[_Block]) -> Iterator[Message]:
         """Yield a gather and a scatter for each block; it is scattered when the block before it has been gathered."""
@@ -107,15 +106,15 @@ class _MessageFactory:
             phase="backward",
             ready=self._if_streams(ready),
             needed=starts,
-            every_micro_step=not self._is_staged,
+            micro_steps=self._micro_steps,
         )
 
     def gather_root(self, root: _Block) -> Message:
         """Return the root's gather, which forward waits for."""
-        return self._gather(root, phase="forward", ready=None, needed=None, every_micro_step=not self._is_staged)
+        return self._gather(root, phase="forward", ready=None, needed=None, micro_steps=self._micro_steps)
 
     def _gather(
-        self, block: _Block, *, phase: StepPhase, ready: float | None, needed: float | None, every_micro_step: bool
+        self, block: _Block, *, phase: StepPhase, ready: float | None, needed: float | None, micro_steps: MicroSteps
     ) -> Message:
         return Message(
             "all_gather",
@@ -123,7 +122,7 @@ class _MessageFactory:
             calls=1,
             phase=phase,
             ready=ready,
-            every_micro_step=every_micro_step,
+            micro_steps=micro_steps,
             needed=needed,
             rows=_rows(block),
             padded_for=self._ranks,
@@ -154,7 +153,7 @@ class _MessageFactory:
             calls=1,
             phase="after" if self._is_staged else "backward",
             ready=None if self._is_staged else self._if_streams(ready),
-            every_micro_step=not self._is_staged,
+            micro_steps=self._micro_steps,
             rows=_rows(block),
             padded_for=self._ranks,
             group=self._group,

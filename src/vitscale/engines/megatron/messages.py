@@ -38,12 +38,12 @@ def messages(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
             calls=1,
             phase="backward" if train.overlap_comm else "after",
             ready=bucket.ready if train.overlap_comm else None,
-            every_micro_step=False,
+            micro_steps="last",
         )
         for bucket in buckets
     ]
     norm = Message(  # taken whether gradients are clipped or not
-        "all_reduce", _NORM_BYTES, calls=1, phase="after", ready=None, every_micro_step=False, group="all"
+        "all_reduce", _NORM_BYTES, calls=1, phase="after", ready=None, micro_steps="last", group="all"
     )
     gathers = [
         Message(
@@ -52,7 +52,7 @@ def messages(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
             calls=1,
             phase="after",
             ready=None,
-            every_micro_step=False,
+            micro_steps="last",
         )
         for bucket in buckets
     ]

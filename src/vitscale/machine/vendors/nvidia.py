@@ -33,6 +33,8 @@ from vitscale.machine.vendors.base import (
 
 _DEVICES = Path("/dev")
 _SLICE_PREFIX = "MIG-"
+_MOST_NVLINKS = 36
+"""NVLinks that are asked for where pynvml does not say how many there may be."""
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h): reasons that slow the clocks, other than a user's setting.
 THROTTLE_REASONS = {
@@ -291,7 +293,8 @@ def _settings(nvml: Any, handle: Any) -> dict[str, Any]:
         "pcie_width": lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle),
     }
     settings: dict[str, Any] = {name: answer_or_none(nvml, ask) for name, ask in answers.items()}
-    return settings | {"nvlinks": _links_up(nvml, handle)}
+    is_up_by_link = nvlink_states(nvml, handle)
+    return settings | {"nvlinks": sum(is_up_by_link.values()) if is_up_by_link else None}
 
 
 @contextlib.contextmanager
@@ -377,10 +380,8 @@ def _numa_node(nvml: Any, handle: Any) -> int | None:
 
 def _numa_node_of_kernel(nvml: Any, handle: Any) -> int | None:
     """Return the memory node that the kernel has for the GPU as a PCI device; None where it has none."""
-    bus = answer_or_none(nvml, lambda: nvml.nvmlDeviceGetPciInfo(handle).busId)
-    if bus is None:
-        return None
-    return numa_node_of_pci_device(bus.decode("ascii", "replace") if isinstance(bus, bytes) else str(bus))
+    address = pci_address(nvml, handle)
+    return None if address is None else numa_node_of_pci_device(address)
 
 
 def _numa_node_of_nvml(nvml: Any, handle: Any) -> int | None:
@@ -394,13 +395,23 @@ def _numa_node_of_nvml(nvml: Any, handle: Any) -> int | None:
     return nodes[0] if len(nodes) == 1 else None
 
 
-def _links_up(nvml: Any, handle: Any) -> int | None:
-    """Return the number of NVLinks that are up; None where NVML does not know the state of any link."""
-    known_states = []
-    for link in range(getattr(nvml, "NVML_NVLINK_MAX_LINKS", 18)):
+def pci_address(nvml: Any, handle: Any) -> str | None:
+    """Return the PCI address of a GPU as the kernel writes it, "0000:3b:00.0"; None where NVML does not know it."""
+    info = answer_or_none(nvml, partial(nvml.nvmlDeviceGetPciInfo, handle))
+    return kernel_pci_address(info.busId) if info is not None else None
+
+
+def kernel_pci_address(bus_id: bytes | str) -> str:
+    """Return NVML's "00000000:3B:00.0" as "0000:3b:00.0", the form of the kernel."""
+    text = bus_id.decode("ascii", "replace") if isinstance(bus_id, bytes) else str(bus_id)
+    return text.lower()[-12:]
+
+
+def nvlink_states(nvml: Any, handle: Any) -> dict[int, bool]:
+    """Return NVLink of a GPU, by its number -> whether it is up; links of which NVML knows no state are left out."""
+    is_up_by_link = {}
+    for link in range(getattr(nvml, "NVML_NVLINK_MAX_LINKS", _MOST_NVLINKS)):
         state = answer_or_none(nvml, partial(nvml.nvmlDeviceGetNvLinkState, handle, link))
         if state is not None:
-            known_states.append(state)
-    if not known_states:
-        return None
-    return sum(1 for state in known_states if state)
+            is_up_by_link[link] = bool(state)
+    return is_up_by_link

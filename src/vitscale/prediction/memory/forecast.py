@@ -31,7 +31,6 @@ from vitscale.trial.model_cost import (
     recorded_shapes,
     vit_shape,
 )
-from vitscale.trial.parallel import NO_SPLIT
 from vitscale.trial.trial import DeviceName, TrainSpec, Trial, World
 
 NOT_COVERED: Mapping[str, str] = {
@@ -178,7 +177,8 @@ def peak_bytes_of_many(
         return peaks
     whole = _shapes(of_one)
     linear = None
-    if of_one.parallel == NO_SPLIT and not needs_card(of_one):
+    has_whole_model = of_one.parallel.ranks_per_model == 1  # replicas of sharded models are whole models too
+    if has_whole_model and not needs_card(of_one):
         linear = LinearMemory([pieces(trial.model, trial.train) for trial in (of_one, *of_more)])
     for count in dict.fromkeys(gpus.tolist()):
         world = World.model_construct(nodes=1, ranks_per_node=count, threads_per_rank=of_one.world.threads_per_rank)

@@ -233,8 +233,10 @@ def norm_messages(trial: Trial) -> tuple[Message, ...] | None:
         message
         for count, calls in Counter(channels).items()
         for message in (
-            Message("all_reduce", _NORM_BYTES * (2 * count + 1), calls, "forward", None, True, group=group),
-            Message("all_reduce", _NORM_BYTES * 2 * count, calls, "backward", None, True, group=group),
+            Message(
+                "all_reduce", _NORM_BYTES * (2 * count + 1), calls, "forward", None, micro_steps="all", group=group
+            ),
+            Message("all_reduce", _NORM_BYTES * 2 * count, calls, "backward", None, micro_steps="all", group=group),
         )
     )
 
@@ -264,7 +266,7 @@ def rescaled(
         if counted[message.operation] > 0
     ]
     missing = [
-        Message(operation, amount, 1, "after", None, False)
+        Message(operation, amount, 1, "after", None, micro_steps="last")
         for operation, amount in counted.items()
         if amount > 0 and operation not in planned
     ]

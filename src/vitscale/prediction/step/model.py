@@ -227,7 +227,7 @@ class StepModel:
         for kind, count in calls.items():
             hidden += seconds[kind] * count
         if self.parallel.pipeline > 1:
-            per_step = (message for message in self.messages if message.every_micro_step and message.ready is None)
+            per_step = (message for message in self.messages if message.micro_steps == "all" and message.ready is None)
             filling = filling + sum(seconds[message.kind] * message.calls for message in per_step)
         return exposed, np.maximum(0.0, hidden - exposed), filling
 

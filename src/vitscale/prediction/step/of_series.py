@@ -145,7 +145,7 @@ def _counted_norms(counted: MeasuredPoint | None) -> tuple[Message, ...]:
     if counted is None or not calls:
         return ()
     each = counted.sent_bytes[_OF_NORMS] / calls
-    return (Message("all_reduce", each, calls / counted.trial.train.grad_accum, "after", None, True),)
+    return (Message("all_reduce", each, calls / counted.trial.train.grad_accum, "after", None, micro_steps="all"),)
 
 
 def _loading(points: Sequence[MeasuredPoint], evidence: Evidence) -> Loading | None:

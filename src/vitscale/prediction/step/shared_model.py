@@ -50,7 +50,7 @@ def exchanges(trial: Trial, share: Share) -> tuple[Message, ...]:
         and (parallel.tensor > 1 or parallel.pipeline > 1)
         and not _has_own_layers(trial)
     ):
-        return *exchanged, Message("all_reduce", _NORM_BYTES, 1, "after", None, False, group="all")
+        return *exchanged, Message("all_reduce", _NORM_BYTES, 1, "after", None, micro_steps="last", group="all")
     return tuple(exchanged)
 
 
@@ -83,7 +83,7 @@ class _Made(NamedTuple):
         self, operation: str, size: float, calls: float, phase: StepPhase, group: RankGroup = "tensor"
     ) -> Message:
         """A message of `size` bytes for the micro-batch."""
-        return Message(operation, size, calls, phase, None, True, group=group, images=self.images)
+        return Message(operation, size, calls, phase, None, micro_steps="all", group=group, images=self.images)
 
 
 def _made(train: TrainSpec) -> _Made:
@@ -143,7 +143,7 @@ def _of_swins_heads(trial: Trial, made: _Made, passed: int, own: Counter[SwinSta
             if trial.train.activation_checkpointing:
                 yield made.message("all_reduce", row * made.products, blocks, "backward")
         of_biases = stage.positions * model_counts.BIAS_WIDTH * made.products
-        yield Message("all_reduce", of_biases, blocks, "backward", None, True, group="tensor")
+        yield Message("all_reduce", of_biases, blocks, "backward", None, micro_steps="all", group="tensor")
 
 
 def _around_attention(made: _Made, trial: Trial, row: int, blocks: int) -> Iterator[Message]:
@@ -196,7 +196,13 @@ def _of_vit(trial: Trial, vit: VitShape, share: Share) -> Iterator[Message]:
             if again:
                 yield message("all_gather", row * padded * weights, 2 * again, "backward", "tensor")
             yield Message(
-                "all_reduce", vit.hidden * weights, 2 * (2 * blocks + 1), "backward", None, True, group="tensor"
+                "all_reduce",
+                vit.hidden * weights,
+                calls=2 * (2 * blocks + 1),
+                phase="backward",
+                ready=None,
+                micro_steps="all",
+                group="tensor",
             )
         if share.last and not segments and not _has_own_layers(trial):
             classes = _of_parts(vit.classes, parallel.tensor)

@@ -13,4 +13,4 @@ def messages(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     """One sum of each parameter, when the step is over."""
     del trial
     sizes = (4 * math.prod(shape) for shape in shapes.tensors())
-    return tuple(Message("all_reduce", size, 1, "after", None, every_micro_step=False) for size in sizes)
+    return tuple(Message("all_reduce", size, 1, "after", None, micro_steps="last") for size in sizes)

@@ -11,15 +11,17 @@ from pathlib import Path
 import pytest
 
 from card_factory import make_card
-from prediction_factory import make_network, resolved_study, series_of
+from prediction_factory import asked_questions, make_network, resolved_study, series_of, stated_facts
 from vitscale.analysis import analyse
+from vitscale.api import asked_models
+from vitscale.api.asked_models import ModelFinder
+from vitscale.api.questions import PredictQuestion
 from vitscale.engines.trace_requests import trace_request
 from vitscale.errors import RequestError
-from vitscale.prediction import asked_models
-from vitscale.prediction.answering import Changes, answer, questions, with_stated_facts
-from vitscale.prediction.asked_models import asked_model, resized_model
+from vitscale.prediction.answering import Changes, answer
 from vitscale.prediction.evidence import Evidence
 from vitscale.prediction.fitting import fit
+from vitscale.prediction.model_requests import ModelRequest
 from vitscale.prediction.results import Prediction
 from vitscale.study import user_model
 from vitscale.trial import known_models, model_cost
@@ -77,9 +79,14 @@ def evidence() -> Evidence:
 
 
 def predicted(changes: Changes) -> Prediction:
-    stated, rest = with_stated_facts(evidence(), changes)
-    (prediction,) = answer(fit(stated), questions(stated, (8,), rest)).predictions
+    stated, rest = stated_facts(evidence(), changes)
+    (prediction,) = answer(fit(stated), asked_questions(stated, (8,), rest)).predictions
     return prediction
+
+
+def asked_model(name: str, image_size: int, measured: Trial, stated_parameters: int | None = None) -> ModelSpec:
+    """What a finder that has found nothing yet finds."""
+    return ModelFinder().find(ModelRequest(name, image_size, measured, stated_parameters))
 
 
 def test_a_named_model_in_any_spelling_needs_no_tracer(tracer: FakeTracer) -> None:
@@ -109,7 +116,7 @@ def test_a_folder_is_traced_once_as_the_measured_trial_trains(tracer: FakeTracer
     count = counted_parameters(spec)
     assert count is not None
     assert count.source == "traced"
-    resized = resized_model(64, traced)
+    resized = ModelFinder().find(ModelRequest(None, 64, traced))
     assert [trial.model for trial in tracer.traced] == [spec, resized]
 
 
@@ -147,6 +154,49 @@ def test_without_the_hub_the_size_may_be_told(tracer: FakeTracer, monkeypatch: p
     assert tracer.traced == []
 
 
+def test_the_hub_is_asked_once_however_often_a_question_is_answered(
+    tracer: FakeTracer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers without each option ask for the same model; other precisions of a trial have the same configuration."""
+    asked: list[str] = []
+
+    def hub_file(name: str, file: str, field: str) -> Path:
+        asked.append(name)
+        return tmp_path / "tiny/config.json"
+
+    monkeypatch.setattr(user_model, "_hub_file", hub_file)
+    finder = ModelFinder()
+    request = ModelRequest("someone/tiny", 32, MEASURED)
+    first = finder.find(request)
+    asked_of_first = len(asked)
+    in_bf16 = MEASURED.model_copy(update={"train": MEASURED.train.model_copy(update={"precision": "bf16"})})
+    assert finder.find_all({"again": request, "bf16": request._replace(measured=in_bf16)}) == {
+        "again": first,
+        "bf16": first,
+    }
+    assert len(asked) == asked_of_first > 0
+    assert [trial.train.precision for trial in tracer.traced] == ["fp32", "bf16"]
+
+
+def test_predict_finds_a_model_once_for_all_answers_without_an_option(
+    tracer: FakeTracer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found: list[ModelRequest] = []
+    named_model = ModelFinder._named_model
+
+    def counting(self: ModelFinder, name: str, request: ModelRequest) -> ModelSpec:
+        found.append(request)
+        return named_model(self, name, request)
+
+    monkeypatch.setattr(ModelFinder, "_named_model", counting)
+    question = PredictQuestion(tmp_path, analyse(resolved_study(STEPS)), (8,), None)
+    options = dict.fromkeys(PredictQuestion.OPTIONS) | {"--model": "tiny", "--price": 2.0, "--network": "25GbE"}
+    answer_to_all = question.answer(options)
+    question.remarks(answer_to_all, options)
+    assert answer_to_all.forecast.predictions[0].trial.model.hf == str(tmp_path / "tiny")
+    assert len(found) == 1
+
+
 def test_a_model_of_told_size_computes_as_its_parameters_and_pixels(tracer: FakeTracer) -> None:
     """Twice the parameters at twice the side: 8 times the compute, and the answer says that nothing measured it."""
     tracer.reason = "no card"
@@ -165,5 +215,5 @@ def test_a_prediction_says_what_its_ranks_counted_unless_it_is_another_model(tra
     points = tuple(dataclasses.replace(point, recorded_parameters=recorded) for point in series.points)
     measured = Evidence((dataclasses.replace(series, points=points),), make_network())
     for changes, count in ((Changes(), recorded), (Changes(model="vit-b16"), None)):
-        (prediction,) = answer(fit(measured), questions(measured, (8,), changes)).predictions
+        (prediction,) = answer(fit(measured), asked_questions(measured, (8,), changes)).predictions
         assert prediction.parameters == (count or counted_parameters(prediction.trial.model))

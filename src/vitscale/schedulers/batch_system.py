@@ -146,7 +146,7 @@ class BatchSystem(Submitter):
 
     def adapt(self, spawn: Spawn) -> Spawn:
         """Return the commands of each host in the study's container; in a job other hosts are reached by ssh."""
-        return _in_container(spawn, self._container)
+        return _wrapped_in_container(spawn, self._container)
 
     # --- the script -------------------------------------------------------------------------------------------------
 
@@ -305,10 +305,10 @@ class BatchSystem(Submitter):
             SchedulerMissingError: the batch system is not installed here.
             SchedulerError: its answer cannot be read.
         """
-        wanted = set(names)
+        given_names = set(names)
         states = []
         for report in self.reports(names) if names else []:
-            if report.name in wanted:
+            if report.name in given_names:
                 state = JobState(report.job_id, report.name, None, report.state, report.reason, report.is_over)
                 states.append(state)
         return states
@@ -515,7 +515,7 @@ class NodesOfJob(Hostfile):
 
     def adapt(self, spawn: Spawn) -> Spawn:
         """Put each host's command into the container, and those of other hosts into ssh and a host agent."""
-        return super().adapt(_in_container(spawn, self._container))
+        return super().adapt(_wrapped_in_container(spawn, self._container))
 
 
 def json_object(text: str, program: str) -> dict[str, Any]:
@@ -610,7 +610,7 @@ def _launcher_refusal(launcher: str, title: str, container: RankContainer | None
     return None
 
 
-def _in_container(spawn: Spawn, container: RankContainer | None) -> Spawn:
+def _wrapped_in_container(spawn: Spawn, container: RankContainer | None) -> Spawn:
     """Return `spawn` with the command of each host in a container; unchanged where there is none.
 
     Raises:

@@ -220,9 +220,9 @@ def _selection(settings: SlurmSection) -> str:
     if not excluded:
         return "" if constraint is None else f"select[{constraint}] "
     # Where a selection compares texts, LSF takes hosts of any type, and else only those of the type of this machine.
-    wanted = "type==local" if constraint is None else f"({constraint})"
-    others = [f"hname!='{name}'" for name in excluded]
-    return f"select[{' && '.join((wanted, *others))}] "
+    condition = "type==local" if constraint is None else f"({constraint})"
+    exclusions = [f"hname!='{name}'" for name in excluded]
+    return f"select[{' && '.join((condition, *exclusions))}] "
 
 
 def _records(printed: str, program: str) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from lab.slurm_cluster import SlurmCluster, slurm_cluster
 from vitscale import store
 from vitscale.store.results import Run
 
-pytestmark = [pytest.mark.long(17), pytest.mark.ranks]
+pytestmark = [pytest.mark.long(26), pytest.mark.ranks]
 
 STUDY = Path(__file__).parents[2] / "examples" / "two_hosts.toml"
 """Also run under torchrun, deepspeed and mpirun: tests/lab/test_launchers_across_hosts.py."""

@@ -16,10 +16,10 @@ import shlex
 import subprocess
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from vitscale.base.commands import answer_to
 from vitscale.base.interpreter import python_module
@@ -179,6 +179,7 @@ class BatchSystem(Submitter):
         self._refuse_unwritable_values(job, settings)
         path = job.results / "jobs" / f"{job.name}.sh"
         output = f'{job.results / "jobs" / job.name}-"{self.job_id_in_shell}".out'
+        driver = (*_warning_words(limit_seconds(settings)), *self._driver_command(job))
         lines = ["#!/bin/bash"]
         lines += [f"{self.directive} {option}" for option in (*self.directives(job, settings), *settings.options)]
         lines += [
@@ -188,7 +189,7 @@ class BatchSystem(Submitter):
             f"cd {job.cwd} || exit 1",
             *preparing_lines(settings.modules, settings.setup),
             # exec, because the batch system signals the shell.
-            f"exec {shlex.join((*_warning_words(limit_seconds(settings)), *self._driver_command(job)))}",
+            f"exec {shlex.join(driver)}",
             "",
         ]
         return "\n".join(lines)
@@ -207,20 +208,19 @@ class BatchSystem(Submitter):
         return job.world.ranks_per_node if job.on_gpus and self._slurm.gpus != "none" else 0
 
     def refuse_foreign_settings(self) -> None:
-        """Refuse settings that are Slurm's alone.
+        """Refuse keys of [slurm] that have no meaning here, and values that only Slurm has.
 
         Raises:
             RequestError: for the first of them.
         """
-        defaults = dict(SlurmSection())
-        for key, value in self._slurm:
-            if value != defaults[key]:
-                self._refuse_foreign_key(key, f"slurm.{key}", value)
-        for number, size in enumerate(self._slurm.sizes):
-            for key in KEYS_BY_SIZE:
-                value = getattr(size, key)
-                if value is not None:
-                    self._refuse_foreign_key(key, f"slurm.sizes[{number}].{key}", value)
+        for setting in _used_settings(self._slurm):
+            has_meaning = setting.key in _COMMON_KEYS or setting.key in self.keys
+            if not has_meaning:
+                raise RequestError(
+                    f"{setting.field} = {shown(setting.value)} has no meaning under launch.scheduler = "
+                    f"'{self.facts.name}'",
+                    next_step=_HINT_BY_KEY.get(setting.key, "Leave it out"),
+                )
         if self._slurm.gpus == "gres":
             raise RequestError(
                 f"slurm.gpus = 'gres' is a form of Slurm's, and launch.scheduler is '{self.facts.name}'",
@@ -232,24 +232,6 @@ class BatchSystem(Submitter):
                 f"'{self.facts.name}'",
                 valid=[runtime for runtime in get_args(ContainerRuntime) if runtime != PYXIS],
             )
-
-    def _refuse_foreign_key(self, key: str, field: str, value: object) -> None:
-        """Refuse a key of [slurm] that has no meaning here.
-
-        Args:
-            key: its name: "qos".
-            field: where the study has it, for the message: "slurm.sizes[0].qos".
-            value: what the study sets it to.
-
-        Raises:
-            RequestError: it has none.
-        """
-        if key in _COMMON_KEYS or key in self.keys:
-            return
-        raise RequestError(
-            f"{field} = {shown(value)} has no meaning under launch.scheduler = '{self.facts.name}'",
-            next_step=_HINT_BY_KEY.get(key, "Leave it out"),
-        )
 
     def _refuse_unwritable_values(self, job: BatchJob, settings: SlurmSection) -> None:
         """Refuse values that would break a line of the script, or that the batch system would read otherwise.
@@ -582,6 +564,29 @@ def exit_code_of_shell(code: int | None) -> int | None:
     if code is not None and 128 < code <= 192:
         return 128 - code
     return code
+
+
+class UsedSetting(NamedTuple):
+    """A key of [slurm] that a study sets."""
+
+    key: str
+    """Its name: "qos"."""
+    field: str
+    """Where the study has it, for messages: "slurm.sizes[0].qos"."""
+    value: object
+
+
+def _used_settings(slurm: SlurmSection) -> Iterator[UsedSetting]:
+    """Yield the keys of [slurm] that are not at their defaults, also those in the entries of slurm.sizes."""
+    defaults = dict(SlurmSection())
+    for key, value in slurm:
+        if value != defaults[key]:
+            yield UsedSetting(key, f"slurm.{key}", value)
+    for number, size in enumerate(slurm.sizes):
+        for key in KEYS_BY_SIZE:
+            value = getattr(size, key)
+            if value is not None:
+                yield UsedSetting(key, f"slurm.sizes[{number}].{key}", value)
 
 
 def _warning_words(limit: int | None) -> tuple[str, ...]:

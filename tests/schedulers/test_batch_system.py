@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,8 +14,16 @@ import pytest
 
 from batch_programs import BatchPrograms
 from processes import wait_until
+from study_factory import write_study
 from vitscale.errors import RequestError
-from vitscale.schedulers import SCHEDULERS, batch_system, make_scheduler
+from vitscale.launchers.base import Spawn
+from vitscale.launchers.torchrun import Torchrun
+from vitscale.machine.batch_systems import BATCH_SYSTEMS, BatchSystemFacts
+from vitscale.machine.hosts import Host
+from vitscale.preflight.running import check_target
+from vitscale.runner.alternating import sides_of
+from vitscale.runner.planning import plan
+from vitscale.schedulers import SCHEDULERS, Scheduler, batch_system, make_scheduler
 from vitscale.schedulers.base import BatchJob, JobState, SchedulerError, SchedulerMissingError, SchedulerSilentError
 from vitscale.schedulers.batch_system import BatchSystem, clock_seconds, clock_text, json_object, number_of, text_of
 from vitscale.schedulers.pbs import Pbs
@@ -22,6 +31,7 @@ from vitscale.study.sections import LaunchSection, NodeSection, SlurmSection
 from vitscale.trial.trial import World
 
 ONE = World(nodes=1, ranks_per_node=1, threads_per_rank=1)
+TWO = World(nodes=2, ranks_per_node=1, threads_per_rank=1)
 NAME = "vitscale-1x1-0123abcd"
 
 
@@ -30,7 +40,7 @@ def test_they_are_in_the_table_under_their_own_names(name: str) -> None:
     system = make_scheduler(name, LaunchSection(scheduler=name), SlurmSection(), NodeSection(cores=8), Path("s.toml"))
     assert name in SCHEDULERS
     assert isinstance(system, BatchSystem)
-    assert (system.name, system.arrays, system.default_launcher) == (name, False, "torchrun")
+    assert (system.facts.name, system.arrays, system.default_launcher) == (name, False, "torchrun")
     assert system.slots() is None
 
 
@@ -165,3 +175,90 @@ def test_spans() -> None:
 def test_a_node_is_described_for_planning() -> None:
     with pytest.raises(RequestError, match="add \\[node\\] with cores = 64"):
         Pbs(SlurmSection(), None).machine()
+
+
+@pytest.mark.parametrize("name", ["pbs", "lsf", "flux"])
+def test_nodes_that_are_named_are_those_of_the_plan(name: str) -> None:
+    slurm = SlurmSection(nodelist="node[1-3]")
+    system = make_scheduler(name, LaunchSection(scheduler=name), slurm, NodeSection(cores=8), Path("s.toml"))
+    assert system.hosts(TWO) == (Host("node1"), Host("node2"))
+    with pytest.raises(RequestError, match="names 3 nodes, and a trial needs 4"):
+        system.hosts(World(nodes=4, ranks_per_node=1, threads_per_rank=1))
+
+
+CONTAINER = SlurmSection(container="vit.sif", container_mounts=["/data:/data:ro"], gpus="none", python="python3")
+RUN = Path("/shared/results/runs/0123456789ab-r0-a0")
+APPTAINER = [
+    *("apptainer", "exec", "--bind", "/shared/results:/shared/results", "--bind", "/work:/work"),
+    *("--bind", "/data:/data:ro", "--pwd", "/work", "vit.sif"),
+]
+
+
+def started_by_torchrun(scheduler: Scheduler, *names: str) -> list[list[str]]:
+    """Argvs for two hosts with these names."""
+    rank = ("python3", "-P", "-m", "vitscale.worker", str(RUN))
+    spawn = Spawn((rank,), RUN, tuple(map(Host, names)), 29511, cwd=Path("/work"))
+    return [list(command) for command in scheduler.adapt(Torchrun().launch(TWO, spawn)).commands]
+
+
+def test_the_agent_of_each_node_is_planned_in_the_container_and_the_driver_runs_outside() -> None:
+    pbs = Pbs(CONTAINER, NodeSection(cores=8))
+    for node, command in enumerate(started_by_torchrun(pbs, "node1.invalid", "node2.invalid")):
+        assert command[: len(APPTAINER)] == APPTAINER
+        assert command[len(APPTAINER) :][:6] == [
+            *("python3", "-P", "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}")
+        ]
+    script = pbs.script(BatchJob(NAME, TWO, on_gpus=False, results=Path("/r"), cwd=Path("/w")))
+    assert f"exec {sys.executable} -P -m vitscale.runner.job" in script
+
+
+def test_in_a_job_the_container_of_another_node_is_started_under_its_host_agent() -> None:
+    placement = Pbs(CONTAINER, None).job_around("12.pbs1", ["localhost", "node7"]).placement
+    here, there = started_by_torchrun(placement, "localhost", "node7")
+    assert here[: len(APPTAINER)] == APPTAINER
+    assert there[:1] + there[-3:-1] == ["ssh", "--", "node7"]
+    agent = shlex.join((sys.executable, "-P", "-m", "vitscale.processes.host_agent", str(RUN), "--", *APPTAINER))
+    assert f"exec {agent} python3 -P -m torch.distributed.run" in there[-1]
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "deepspeed", "srun"])
+def test_in_a_container_ranks_are_started_by_torchrun(launcher: str) -> None:
+    for scheduler in (Pbs(CONTAINER, None), Pbs(CONTAINER, None).job_around("12.pbs1", ["localhost"]).placement):
+        assert "torchrun" in (scheduler.refuses(launcher, ONE) or "")
+        assert scheduler.refuses("torchrun", ONE) is None
+
+
+@pytest.fixture(params=BATCH_SYSTEMS.values(), ids=list(BATCH_SYSTEMS))
+def facts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> BatchSystemFacts:
+    """Those of each batch system, outside its jobs."""
+    for system in BATCH_SYSTEMS.values():
+        monkeypatch.delenv(system.job_id_variable, raising=False)
+    found = request.param
+    assert isinstance(found, BatchSystemFacts)
+    return found
+
+
+def submitted_study(folder: Path, facts: BatchSystemFacts, **measure: float) -> Path:
+    launch = {"scheduler": facts.name, "launcher": "torchrun"}
+    return write_study(folder, {"launch": launch, "node": {"cores": 8}, "measure": measure})
+
+
+def test_a_limit_of_gpu_hours_is_refused_in_the_words_of_each(facts: BatchSystemFacts, tmp_path: Path) -> None:
+    with pytest.raises(RequestError) as caught:
+        plan(submitted_study(tmp_path, facts, max_gpu_hours=1.0))
+    assert f"and jobs of {facts.title} run without one" in str(caught.value)
+    assert f"inside an allocation ({facts.allocation_command})" in str(caught.value)
+
+
+def test_runs_in_turn_are_refused_in_the_words_of_each(facts: BatchSystemFacts, tmp_path: Path) -> None:
+    study = submitted_study(tmp_path, facts)
+    with pytest.raises(RequestError) as caught:
+        sides_of([study, study], tmp_path, repeats=2)
+    assert f"inside an allocation ({facts.allocation_command})" in str(caught.value)
+
+
+def test_a_check_from_a_login_node_is_refused_in_the_words_of_each(facts: BatchSystemFacts, tmp_path: Path) -> None:
+    with pytest.raises(RequestError) as caught:
+        check_target(submitted_study(tmp_path, facts), {}, [])
+    assert f"this is a login node: {facts.title} names the hosts" in str(caught.value)
+    assert facts.allocation_command in str(caught.value)

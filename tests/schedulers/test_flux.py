@@ -102,6 +102,20 @@ def test_what_is_refused(slurm: dict[str, Any], said: str) -> None:
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("slurm", "required"),
+    [
+        ({"nodelist": "node[1-3]"}, "host:node1,node2"),
+        ({"nodelist": "node[1-3]", "exclude": "node2", "constraint": "a|b"}, "'host:node1,node3 and (a|b)'"),
+        ({"exclude": "node[1-2]"}, "-host:node1,node2"),
+        ({"exclude": "node3", "constraint": "mi300"}, "'-host:node3 and (mi300)'"),
+    ],
+)
+def test_nodes_by_name(slurm: dict[str, Any], required: str) -> None:
+    lines = flux(**slurm).script(CPU_JOB).splitlines()
+    assert [line for line in lines if "requires" in line] == [f"# flux: --requires={required}"]
+
+
 # --- jobs ----------------------------------------------------------------------------------------------------------
 
 

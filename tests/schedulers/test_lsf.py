@@ -87,6 +87,8 @@ def test_everything() -> None:
     [
         ({"qos": "high"}, "slurm.qos = 'high' has no meaning under launch.scheduler = 'lsf'"),
         ({"constraint": 'a"] b'}, "under LSF it selects hosts"),
+        ({"nodelist": "node1"}, "slurm.nodelist names 1 nodes, and a trial needs 2"),
+        ({"nodelist": "node[1-2]", "options": ["-m node3"]}, "say slurm.nodelist"),
         ({"options": ["-n 4"]}, "it follows from each trial's world"),
         ({"options": ['-R "span[hosts=1]"']}, "it follows from each trial's world"),
         ({"options": ["-W 60"]}, "say slurm.time"),
@@ -98,6 +100,24 @@ def test_what_is_refused(slurm: dict[str, Any], said: str) -> None:
     with pytest.raises(RequestError) as caught:
         lsf(**slurm).script(GPU_JOB)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("slurm", "options"),
+    [
+        ({"nodelist": "node[1-3]"}, ['-R "span[ptile=32]"', '-m "node1 node2"']),
+        ({"nodelist": "node[1-3]", "exclude": "node2"}, ['-R "span[ptile=32]"', '-m "node1 node3"']),
+        ({"exclude": "node[1-2]"}, ["-R \"select[type==local && hname!='node1' && hname!='node2'] span[ptile=32]\""]),
+        (
+            {"exclude": "node3", "constraint": "mem>9 || fast"},
+            ["-R \"select[(mem>9 || fast) && hname!='node3'] span[ptile=32]\""],
+        ),
+        ({"options": ["-m node3"]}, ['-R "span[ptile=32]"', "-m node3"]),
+    ],
+)
+def test_nodes_by_name(slurm: dict[str, Any], options: list[str]) -> None:
+    lines = lsf(**slurm).script(CPU_JOB).splitlines()
+    assert [line.removeprefix("#BSUB ") for line in lines if line.startswith(("#BSUB -R", "#BSUB -m"))] == options
 
 
 # --- jobs ----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from vitscale.errors import RequestError
 from vitscale.machine.hosts import Host
 from vitscale.schedulers.base import BatchJob, Cause, JobState, SchedulerError, SchedulerSilentError
 from vitscale.schedulers.pbs import Pbs
-from vitscale.study.sections import NodeSection, SlurmSection
+from vitscale.study.sections import NodeSection, SlurmSection, SlurmSize
 from vitscale.trial.trial import World
 
 NAME = "vitscale-2x4-0123abcd"
@@ -98,6 +98,21 @@ def test_everything() -> None:
     )
 
 
+def test_nodes_by_name_have_a_chunk_each() -> None:
+    script = pbs(nodelist="node[01-04]", exclude="node02", constraint="mem=200gb").script(job())
+    chunk = "1:ncpus=32:mpiprocs=4:ngpus=4:mem=200gb"
+    assert f"#PBS -l select={chunk}:host=node01+{chunk}:host=node03\n" in script
+
+
+def test_jobs_of_many_nodes_have_another_queue_and_time() -> None:
+    system = pbs(partition="small", time="60", sizes=[SlurmSize(min_nodes=2, partition="large", time="4")])
+    large = system.script(job())
+    assert "#PBS -l walltime=00:04:00\n#PBS -q large\n" in large
+    assert "--signal=TERM 180s" in large
+    small = system.script(job(world=World(nodes=1, ranks_per_node=4, threads_per_rank=8)))
+    assert "#PBS -l walltime=01:00:00\n#PBS -q small\n" in small
+
+
 def test_gpus_that_are_not_asked_for() -> None:
     assert "ngpus" not in pbs(gpus="none").script(job())
 
@@ -110,7 +125,11 @@ def test_gpus_that_are_not_asked_for() -> None:
             {"jobs": "array"},
             "slurm.jobs = 'array' has no meaning under launch.scheduler = 'pbs'. Leave it out",
         ),
-        ({"container": "vit.sif"}, "Ranks are started by ssh or mpirun here, which starts no container"),
+        ({"exclude": "node3"}, "slurm.exclude = 'node3' has no meaning under launch.scheduler = 'pbs' without slurm.n"),
+        ({"sizes": [{"min_nodes": 2, "qos": "big"}]}, "slurm.sizes[0].qos = 'big' has no meaning under"),
+        ({"srun_options": ["--mem=0"]}, "They are options of Slurm's srun; write the jobs' own in slurm.options"),
+        ({"container": "vit", "container_runtime": "pyxis"}, "slurm.container_runtime = 'pyxis' is a plug-in of Slurm"),
+        ({"container": "vit.sif", "container_mounts": ["/data"]}, "slurm.container_mounts has '/data'"),
         ({"gpu_type": "a100"}, "Ask for the GPUs' model by slurm.constraint"),
         ({"gpus": "gres"}, "slurm.gpus = 'gres' is a form of Slurm's"),
     ],

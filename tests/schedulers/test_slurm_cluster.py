@@ -7,11 +7,14 @@ import pytest
 
 from launching import launch, world
 from vitscale.errors import RequestError
+from vitscale.launchers import LAUNCHERS
 from vitscale.launchers.base import Spawn
 from vitscale.launchers.srun import Srun
 from vitscale.launchers.torchrun import Torchrun
-from vitscale.schedulers import Placement, described, slurm, slurm_cluster
+from vitscale.machine.hosts import Host
+from vitscale.schedulers import Placement, Scheduler, described, slurm, slurm_cluster
 from vitscale.schedulers.base import Cause, SchedulerError, SchedulerSilentError
+from vitscale.schedulers.slurm import SlurmAllocation
 from vitscale.schedulers.slurm_cluster import SlurmCluster
 from vitscale.study.sections import NodeSection, SlurmSection
 
@@ -43,20 +46,22 @@ def test_the_interpreter_is_that_of_the_nodes() -> None:
         ("srun", 1, True),
         ("srun", 2, True),
         ("torchrun", 1, True),
-        ("torchrun", 2, False),
+        ("torchrun", 2, True),
         ("mpirun", 1, False),
         ("deepspeed", 2, False),
     ],
 )
-def test_jobs_start_their_ranks_by_srun(launcher: str, nodes: int, taken: bool) -> None:
+def test_jobs_start_their_ranks_by_srun_or_torchrun(launcher: str, nodes: int, taken: bool) -> None:
     said = SlurmCluster(SLURM, NODE).refuses(launcher, world(nodes, 1))
-    assert said == (None if taken else "jobs of Slurm start their ranks by srun; use launcher = 'srun'")
+    refusal = "jobs of Slurm start their ranks by srun, or by torchrun; use launcher = 'srun' or 'torchrun'"
+    assert said == (None if taken else refusal)
 
 
 def test_hosts_are_known_only_in_the_job_and_nothing_starts_here() -> None:
     scheduler = SlurmCluster(SLURM, NODE)
-    assert scheduler.hosts(world(2, 2)) == ()
-    made = launch(Srun(), world(2, 2))
+    stand_ins = (Host("node1.invalid"), Host("node2.invalid"))
+    assert scheduler.hosts(world(2, 2)) == stand_ins
+    made = launch(Srun(), world(2, 2), stand_ins)
     assert scheduler.adapt(made).commands == made.commands
     assert not isinstance(scheduler, Placement)
     assert not hasattr(scheduler, "start")
@@ -81,12 +86,13 @@ def test_commands_are_shown_with_the_container_and_the_options() -> None:
 
 def test_torchrun_on_one_node_is_shown_as_the_step_that_it_is() -> None:
     run = Path("RESULTS/runs/TRIAL")
-    spawn = Spawn((("python3", "-P", "-m", "vitscale.worker", str(run)),), run, cwd=Path("/work"))
     cluster = SlurmCluster(SlurmSection(python="python3", container="vit.sif", container_gpus="amd"), NODE)
+    rank = ("python3", "-P", "-m", "vitscale.worker", str(run))
+    spawn = Spawn((rank,), run, cluster.hosts(world(1, 2)), cwd=Path("/work"))
     (command,) = cluster.adapt(Torchrun().launch(world(1, 2), spawn)).commands
     assert list(command) == [
-        *("srun", "--job-name=TRIAL", "--nodes=1", "--ntasks=1", "--overlap", "--cpu-bind=none", "--mpi=none"),
-        "--export=ALL",
+        *("srun", "--job-name=TRIAL", "--nodelist=node1.invalid", "--nodes=1", "--ntasks=1", "--overlap"),
+        *("--cpu-bind=none", "--mpi=none", "--export=ALL"),
         *APPTAINER,
         *("--pwd", "/work", "vit.sif", "python3", "-P", "-m", "vitscale.processes.host_agent", str(run), "--"),
         *("python3", "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=0"),
@@ -94,9 +100,66 @@ def test_torchrun_on_one_node_is_shown_as_the_step_that_it_is() -> None:
     ]
 
 
+TWO_BY_TWO = world(2, 2)
+
+
+def planned(scheduler: Scheduler, launcher: str, hosts: tuple[Host, ...]) -> list[list[str]]:
+    """Argvs of ranks on two GPUs of each of two nodes."""
+    run = Path("RESULTS/runs/TRIAL")
+    rank = ("python3", "-P", "-m", "vitscale.worker", str(run))
+    spawn = Spawn((rank,), run, hosts, gpus_per_node=2, cwd=Path("/work"))
+    return [list(command) for command in scheduler.adapt(LAUNCHERS[launcher].launch(TWO_BY_TWO, spawn)).commands]
+
+
+def test_a_planned_step_asks_for_its_gpus() -> None:
+    cluster = SlurmCluster(SlurmSection(python="python3"), NODE)
+    assert planned(cluster, "srun", cluster.hosts(TWO_BY_TWO)) == [
+        [
+            *("srun", "--gpus-per-node=2", "--job-name=TRIAL", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2"),
+            *("--nodelist=node1.invalid,node2.invalid", "--distribution=block", "--overlap", "--cpu-bind=none"),
+            *("--mpi=none", "--export=ALL", "--kill-on-bad-exit=1"),
+            *("python3", "-P", "-m", "vitscale.worker", "RESULTS/runs/TRIAL"),
+        ]
+    ]
+    agents = planned(cluster, "torchrun", cluster.hosts(TWO_BY_TWO))
+    assert [agent[:4] for agent in agents] == [
+        ["srun", "--gpus-per-node=2", "--job-name=TRIAL", f"--nodelist=node{number}.invalid"] for number in (1, 2)
+    ]
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+@pytest.mark.parametrize("slurm", [{}, {"gpus": "gres"}, {"container": "vit.sif", "srun_options": ["--mem=0"]}])
+def test_planned_commands_are_those_of_a_job_but_for_the_names_of_nodes(
+    monkeypatch: pytest.MonkeyPatch, launcher: str, slurm: dict[str, object]
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
+    monkeypatch.delenv("SLURM_JOB_CPUS_PER_NODE", raising=False)
+    section = SlurmSection.model_validate({"python": "python3"} | slurm)
+    cluster = SlurmCluster(section, NODE)
+    before = planned(cluster, launcher, cluster.hosts(TWO_BY_TWO))
+    inside = planned(SlurmAllocation(section, NODE), launcher, (Host("n07"), Host("n11")))
+    named = [[word.replace("node1.invalid", "n07").replace("node2.invalid", "n11") for word in argv] for argv in before]
+    assert named == inside
+
+
+@pytest.mark.parametrize(
+    ("slurm", "asks"),
+    [
+        ({"gpus": "none"}, False),
+        ({"gpus": "none", "options": ["--gres=gpu:a100:4"]}, True),
+        ({"gpus": "none", "options": ["--gres=shard:2", "--cpus-per-gpu=4"]}, False),
+    ],
+)
+def test_a_planned_step_asks_for_gpus_where_its_job_has_them(slurm: dict[str, object], asks: bool) -> None:
+    cluster = SlurmCluster(SlurmSection.model_validate(slurm), NODE)
+    (command,) = planned(cluster, "srun", cluster.hosts(TWO_BY_TWO))
+    assert ("--gpus-per-node=2" in command) is asks
+
+
 def test_a_world_larger_than_the_nodes_that_are_named_is_refused_as_it_is_planned() -> None:
     cluster = SlurmCluster(SlurmSection(nodelist="node[1-2]"), NODE)
-    assert cluster.hosts(world(2, 1)) == ()
+    assert cluster.hosts(world(2, 1)) == (Host("node1"), Host("node2"))
     with pytest.raises(RequestError, match="names 2 nodes, and a trial needs 3"):
         cluster.hosts(world(3, 1))
 

@@ -9,8 +9,9 @@ import pytest
 
 from vitscale.errors import RequestError
 from vitscale.schedulers.base import BatchJob, SchedulerError
+from vitscale.schedulers.job_settings import time_span_seconds
 from vitscale.schedulers.slurm import overriding_variables
-from vitscale.schedulers.slurm_cluster import SlurmCluster, _is_warned_of_limit, batch_script, time_span_seconds
+from vitscale.schedulers.slurm_cluster import SlurmCluster, _is_warned_of_limit, batch_script
 from vitscale.study.sections import SlurmSection
 from vitscale.trial.trial import World
 

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from vitscale.errors import RequestError
-from vitscale.schedulers.slurm_steps import launcher_refusal, srun_on_host, step_command
-from vitscale.study.sections import SlurmSection
+from vitscale.launchers.base import Spawn
+from vitscale.schedulers import described
+from vitscale.schedulers.slurm_steps import launcher_refusal, most_gpus, srun_on_host, step_command
+from vitscale.study.sections import NodeSection, SlurmSection
 
 SRUN = ["srun", "--nodes=2", "--overlap", "--cpu-bind=none", "--mpi=none"]
 PROGRAM = ["python", "-m", "vitscale.worker", "--", "--cpu-bind=none"]
@@ -16,12 +18,24 @@ RESULTS = Path("/shared/results")
 CWD = Path("/home/user")
 
 
-def step(**slurm: object) -> list[str]:
-    return list(step_command([*SRUN, *PROGRAM], SlurmSection.model_validate(slurm), (RESULTS,), CWD))
+def step(*, gpus_per_node: int = 0, **slurm: object) -> list[str]:
+    section = SlurmSection.model_validate(slurm)
+    srun = [*SRUN, *PROGRAM]
+    return list(step_command(srun, section, gpus_per_node=gpus_per_node, folders=(RESULTS,), cwd=CWD))
 
 
 def test_without_anything_it_stays_as_it_is() -> None:
     assert step() == [*SRUN, *PROGRAM]
+
+
+def test_its_gpus_stand_first() -> None:
+    assert step(gpus_per_node=4) == ["srun", "--gpus-per-node=4", *SRUN[1:], *PROGRAM]
+
+
+@pytest.mark.parametrize(("node_gpus", "gpus"), [(None, 6), (0, 6), (8, 6), (4, 4)])
+def test_a_step_gets_a_gpu_for_each_rank_and_no_more_than_a_node_has(node_gpus: int | None, gpus: int) -> None:
+    node = described(None if node_gpus is None else NodeSection(cores=64, gpus=node_gpus))
+    assert most_gpus(Spawn((("python",),), RESULTS, gpus_per_node=6), node) == gpus
 
 
 def test_further_options_come_before_the_program() -> None:
@@ -81,10 +95,11 @@ def test_options_that_are_refused(option: str, part: str) -> None:
     assert part in str(caught.value)
 
 
-def test_a_step_on_a_host_that_is_known_and_on_one_that_is_not() -> None:
-    ending = ("--nodes=1", "--ntasks=1", "--overlap", "--cpu-bind=none", "--mpi=none", "--export=ALL", "true")
-    assert srun_on_host("node7", "run", ["true"]) == ("srun", "--job-name=run", "--nodelist=node7", *ending)
-    assert srun_on_host(None, "run", ["true"]) == ("srun", "--job-name=run", *ending)
+def test_a_step_on_a_host() -> None:
+    assert srun_on_host("node7", "run", ["true"]) == (
+        *("srun", "--job-name=run", "--nodelist=node7", "--nodes=1", "--ntasks=1", "--overlap"),
+        *("--cpu-bind=none", "--mpi=none", "--export=ALL", "true"),
+    )
 
 
 @pytest.mark.parametrize(

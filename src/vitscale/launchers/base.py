@@ -86,7 +86,7 @@ def hosts_refusal(world: World, hosts: Sequence[Host]) -> str | None:
     if len(hosts) != world.nodes:
         return (
             f"{world.nodes} nodes need {world.nodes} hosts, and {len(hosts) or 'none'} are named; "
-            "name them with launch.hostfile = 'FILE' (or --hostfile FILE), or run inside a Slurm allocation"
+            "name them with launch.hostfile = 'FILE' (or --hostfile FILE), or run inside a job of a batch system"
         )
     loopback_names = [host.name for host in hosts if host.name.startswith(_LOOPBACK_PREFIXES)]
     if world.nodes > 1 and loopback_names:

@@ -86,6 +86,8 @@ def is_this_machine(name: str) -> bool:
     """Whether `name` is an address or a name of this machine (or of this process's network namespace)."""
     if name in ("localhost", "127.0.0.1", "::1", socket.gethostname()):
         return True
+    if name.endswith(".invalid"):  # it leads nowhere by RFC 6761, and asking for it may take seconds
+        return False
     return any(can_bind(address) for address in _resolved_addresses(name))
 
 

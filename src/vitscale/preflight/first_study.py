@@ -15,6 +15,7 @@ from vitscale.advice.study_text import toml_value
 from vitscale.engines import ENGINES
 from vitscale.errors import RequestError, VitscaleError, shown
 from vitscale.launchers.mpirun import mpirun_name
+from vitscale.machine.batch_systems import SLURM, BatchSystemFacts, system_of_job
 from vitscale.machine.hardware import Machine, this_machine
 from vitscale.machine.hosts import read_hostfile
 from vitscale.present.units import counted
@@ -93,23 +94,23 @@ def look_around(
         RequestError: the hostfile cannot be read.
     """
     machine = machine or this_machine()
-    in_allocation = "SLURM_JOB_ID" in os.environ
-    if hostfile is None and not in_allocation:
+    system = system_of_job(os.environ)
+    if hostfile is None and system is None:
         hostfile = _hostfile_in(folder)
     if hostfile is not None:
         return _hosts_of_file(hostfile, folder, machine, study_folder)
-    is_login_node = not in_allocation and not machine.gpus and shutil.which("sbatch") is not None
+    is_login_node = system is None and not machine.gpus and shutil.which("sbatch") is not None
     partition = _default_partition() if is_login_node else None
     if partition is not None:
         return _hosts_of_partition(partition)
-    return _this_machine_alone(machine, in_allocation=in_allocation)
+    return _this_machine_alone(machine, system)
 
 
-def _this_machine_alone(machine: Machine, *, in_allocation: bool) -> StudyMachines:
-    """Return this machine as the only host. Args: in_allocation: whether this process is in a job of Slurm."""
+def _this_machine_alone(machine: Machine, system: BatchSystemFacts | None) -> StudyMachines:
+    """Return this machine as the only host. Args: system: whose job this process runs in; None outside jobs."""
     cores = machine.physical_cores
     gpus = len(machine.gpus)
-    allocation = ", in an allocation of Slurm" if in_allocation else ""
+    allocation = "" if system is None else f", in an allocation of {system.title}"
     return StudyMachines(
         cores,
         gpus,
@@ -158,7 +159,7 @@ def _hosts_of_partition(partition: _Partition) -> StudyMachines:
         ranks_per_host=gpus or min(cores, _MOST_CPU_RANKS),
         hosts=1,
         launch=(
-            StudyLine("scheduler", "slurm", "run submits jobs, and the same command again collects them"),
+            StudyLine("scheduler", SLURM.name, "run submits jobs, and the same command again collects them"),
             StudyLine("launcher", "srun"),
         ),
         slurm=(

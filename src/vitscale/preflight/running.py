@@ -151,7 +151,8 @@ def _scheduler_with_hosts(file: StudyFile) -> Placement:
     if isinstance(scheduler, Submitter):
         raise RequestError(
             f"this is a login node: {scheduler.title} names the hosts once a job runs",
-            next_step="Run vitscale check in one of its jobs; under Slurm: salloc --nodes=2 vitscale check",
+            next_step=f"Run vitscale check in one of its jobs: {scheduler.facts.allocation_command}, and there "
+            "vitscale check",
         )
     return scheduler
 

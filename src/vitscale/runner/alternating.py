@@ -55,7 +55,8 @@ def sides_of(studies: Sequence[Path], folder: Path, repeats: int | None = None) 
         if isinstance(planned.scheduler, Submitter):
             raise RequestError(
                 f"{shown(str(study))} is run as batch jobs, whose order the batch system decides",
-                next_step="Run compare --run inside an allocation (salloc), where runs go on one after the other",
+                next_step="Run compare --run inside an allocation "
+                f"({planned.scheduler.facts.allocation_command}), where runs go on one after the other",
             )
         sides.append(Side(name, planned, results))
     return sides

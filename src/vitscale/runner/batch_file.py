@@ -21,6 +21,7 @@ from pydantic import Field
 
 from vitscale.base.files import file_lock, read_record
 from vitscale.errors import StoreError, shown
+from vitscale.machine.batch_systems import SLURM
 from vitscale.runner.evidence import log_tail
 from vitscale.runner.one_run import RunContext, folder_times, new_attempt
 from vitscale.schedulers import Cause, Scheduler, Submitter, make_scheduler
@@ -70,9 +71,9 @@ class JobFile(Spec):
 
     format: int = 1
     name: str
-    """Also the job's name in Slurm, by which it is found where its number was not written down."""
+    """Also the job's name in the batch system, by which it is found where its number was not written down."""
     job_id: str | None = None
-    """Slurm's number; null until sbatch has answered."""
+    """The batch system's id of it; null until that has answered."""
     array: bool
     trial_per_element: bool = False
     """Whether an element of the array does all runs of one trial; else it does one run."""
@@ -81,7 +82,7 @@ class JobFile(Spec):
     launch: LaunchSection
     slurm: SlurmSection
     measure: MeasureSection
-    scheduler: str = "slurm"
+    scheduler: str = SLURM.name
     """The batch system, by its name in the table of schedulers."""
     results: str | None = None
     """The folder that its driver writes to; null in files from before this was kept."""
@@ -402,7 +403,7 @@ def _state_words(state: JobState) -> str:
 
 
 def element_numbers(job: JobFile) -> Sequence[int | None]:
-    """Return the parts of a job that Slurm runs separately: 0, 1, ... of an array, None alone for a job."""
+    """Return the parts of a job that run separately: 0, 1, ... of an array, None alone for a job."""
     return range(len(job.elements)) if job.array else [None]
 
 
@@ -419,7 +420,7 @@ def _never_began(results: Path, job: JobFile, element: int | None, states: State
 
 
 def _has_forgotten_part(job: JobFile, without_outcome: set[RunKey], states: States) -> bool:
-    """Whether Slurm does not know a part of the job that has runs without an outcome."""
+    """Whether the batch system does not know a part of the job that has runs without an outcome."""
     unknown_tasks: list[BatchTask] = []
     for element in element_numbers(job):
         if (job.name, element) not in states:

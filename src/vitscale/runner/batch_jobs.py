@@ -88,10 +88,10 @@ def refuse_live_jobs(results: Path) -> None:
     """
     job_ids = live_jobs(results)
     if job_ids:
-        submitter = batch_file.open_jobs(results)[0].submitter()
+        facts = batch_file.open_jobs(results)[0].submitter().facts
         raise StoreError(
-            f"jobs of {submitter.title} are still at work on {shown(str(results))}: {', '.join(job_ids[:8])}",
-            next_step=f"Wait for them with --scheduler {submitter.name}, cancel them ({submitter.cancel_program}), or "
+            f"jobs of {facts.title} are still at work on {shown(str(results))}: {', '.join(job_ids[:8])}",
+            next_step=f"Wait for them with --scheduler {facts.name}, cancel them ({facts.cancel_program}), or "
             "give another folder with -o",
         )
 
@@ -377,7 +377,7 @@ def new_jobs(
                 launch=context.launch,
                 slurm=context.slurm,
                 measure=context.measure,
-                scheduler=submitter.name,
+                scheduler=submitter.facts.name,
                 results=str(context.results),
             )
 
@@ -464,7 +464,7 @@ def _detached_error(submitter: Submitter, jobs: Sequence[batch_file.JobFile]) ->
     if len(unanswered_names) < len(jobs):
         sentences.append(_how_to_go_on(submitter, jobs))
     if unanswered_names:
-        list_command = submitter.list_command.format(names=",".join(unanswered_names))
+        list_command = submitter.facts.list_command.format(names=",".join(unanswered_names))
         sentences.append(
             f"Whether {', '.join(unanswered_names)} was submitted too is not known: "
             f"{list_command} shows it, and the same command again finds it"
@@ -477,5 +477,5 @@ def _how_to_go_on(submitter: Submitter, jobs: Sequence[batch_file.JobFile]) -> s
     numbers = " ".join(job.job_id for job in jobs if job.job_id is not None)
     return (
         f"Submitted jobs go on ({numbers}). The same command again watches them, and does what is missing then. "
-        f"To cancel them: {submitter.cancel_program} {numbers}"
+        f"To cancel them: {submitter.facts.cancel_program} {numbers}"
     )

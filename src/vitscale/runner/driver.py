@@ -18,6 +18,8 @@ from rich.console import Console
 from vitscale import sources
 from vitscale.base.parquet import end_decoding
 from vitscale.errors import RequestError, StoreError, VitscaleError, shown
+from vitscale.launchers import LOCAL
+from vitscale.runner.among_ranks import refuse_among_ranks
 from vitscale.runner.batch_file import wait_for_answer
 from vitscale.runner.one_run import next_attempt, refuse_elsewhere, run_task, skip_if_out_of_memory
 from vitscale.runner.planning import Plan, Report, check_folder
@@ -73,12 +75,16 @@ def run(plan: Plan, results: Path, options: RunOptions, console: Console) -> Rep
     """Do a study's missing runs, or submit them and wait, and report on all of the study's runs.
 
     Raises:
-        RequestError: the data is damaged, or what ranks need is not installed; nothing was started or written.
+        RequestError: the data is damaged, what ranks need is not installed, or this process is a rank itself; nothing
+            was started or written.
         StoreError: the folder cannot be used; nothing was started or overwritten.
         Interrupted: on Ctrl-C; no process is left.
         DiskFullError: the disk filled up.
         AllocationOverError: the allocation of a batch system around this process has ended.
     """
+    has_other_hosts = plan.scheduler.default_launcher != LOCAL
+    if has_other_hosts:
+        refuse_among_ranks(os.environ)
     refuse_elsewhere(plan.scheduler, {trial.train.engine for trial in plan.record.trials.values()})
     check_folder(results, plan.record, allow_version_change=options.allow_version_change)
     results = results.absolute()

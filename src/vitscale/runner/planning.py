@@ -159,8 +159,9 @@ def plan(
     measure = file.study.measure
     if isinstance(scheduler, Submitter) and measure.max_gpu_hours is not None:
         raise RequestError(
-            "measure.max_gpu_hours is kept by the driver, and the jobs of Slurm run without one",
-            next_step="Limit them by slurm.time; or run inside an allocation (salloc), where there is a driver",
+            f"measure.max_gpu_hours is kept by the driver, and jobs of {scheduler.facts.title} run without one",
+            next_step="Limit them by slurm.time; or run inside an allocation "
+            f"({scheduler.facts.allocation_command}), where there is a driver",
         )
     results = results or Path("results") / file.study.name
     begun = begun_study(results, file.study.name)
@@ -303,7 +304,7 @@ def _hosts_side_by_side(scheduler: Placement | Submitter, measure: MeasureSectio
         raise RequestError(
             f"measure.parallel_runs = {measure.parallel_runs}, and there is one host: runs on it would disturb one "
             "another",
-            next_step="Name several in launch.hostfile, or run in a Slurm allocation of several nodes; or remove it",
+            next_step="Name several in launch.hostfile, or run in a job of several nodes; or remove it",
         )
     return hosts
 

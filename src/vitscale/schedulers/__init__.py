@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from vitscale.base import plugins
 from vitscale.base.files import path_named_in
 from vitscale.errors import RequestError, shown
+from vitscale.machine.batch_systems import FLUX, LSF, PBS, SLURM, system_of_job
 from vitscale.machine.hosts import read_hostfile
 from vitscale.schedulers.base import Cause, LocalHost, Placement, Scheduler, Submitter, described
 from vitscale.schedulers.hostfile import Hostfile
 from vitscale.schedulers.prepared import Job
-from vitscale.study.sections import LaunchSection, NodeSection, SlurmSection, Study
+from vitscale.study.sections import SCHEDULERS_WITHOUT_HOSTFILE, LaunchSection, NodeSection, SlurmSection, Study
 
 Factory = Callable[[LaunchSection, SlurmSection, NodeSection | None, Path], Placement | Submitter]
 """Makes a scheduler from a study's sections and the study file's path, beside which relative paths are looked for."""
@@ -98,17 +99,11 @@ def _make_flux(launch: LaunchSection, slurm: SlurmSection, node: NodeSection | N
 SCHEDULERS: dict[str, Factory] = {
     "local": _make_local_host,
     "hostfile": _make_hostfile,
-    "slurm": _make_slurm_cluster,
-    "pbs": _make_pbs,
-    "lsf": _make_lsf,
-    "flux": _make_flux,
+    SLURM.name: _make_slurm_cluster,
+    PBS.name: _make_pbs,
+    LSF.name: _make_lsf,
+    FLUX.name: _make_flux,
 }
-_JOB_VARIABLES: Mapping[str, tuple[str, ...]] = {
-    "slurm": ("SLURM_JOB_ID",),
-    "pbs": ("PBS_JOBID", "PBS_NODEFILE"),
-    "lsf": ("LSB_JOBID", "LSB_MCPU_HOSTS"),
-}
-"""Variables that a batch system sets in its jobs. Flux sets some outside jobs too, so that a study has to name it."""
 
 
 def scheduler_for(study: Study, study_path: Path) -> Placement | Submitter:
@@ -126,8 +121,7 @@ def scheduler_for(study: Study, study_path: Path) -> Placement | Submitter:
     """
     launch = study.launch
     name = _scheduler_name(launch)
-    ignores_hostfile = name in SCHEDULERS and name != "hostfile"
-    if launch.hostfile is not None and ignores_hostfile:
+    if launch.hostfile is not None and name in SCHEDULERS_WITHOUT_HOSTFILE:
         raise RequestError(
             f"launch.hostfile = {shown(launch.hostfile)} has no meaning under launch.scheduler = '{name}'",
             next_step="Remove one of the two",
@@ -143,10 +137,8 @@ def _scheduler_name(launch: LaunchSection) -> str:
         return launch.scheduler
     if launch.hostfile:
         return "hostfile"
-    for scheduler, variables in _JOB_VARIABLES.items():
-        if all(variable in os.environ for variable in variables):
-            return scheduler
-    return "local"
+    system = system_of_job(os.environ)
+    return "local" if system is None else system.name
 
 
 def make_scheduler(

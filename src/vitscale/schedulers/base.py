@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from vitscale.errors import VitscaleError
+from vitscale.errors import RequestError, VitscaleError
 from vitscale.launchers.base import Spawn
+from vitscale.machine.batch_systems import SLURM, BatchSystemFacts
 from vitscale.machine.hardware import Gpu, Machine, this_machine
 from vitscale.machine.hosts import Host
 from vitscale.processes.heartbeat_server import HeartbeatServer
@@ -195,16 +196,33 @@ class OwnJob:
 class Submitter(Scheduler):
     """A batch system that takes runs as jobs, each with a driver of its own (`vitscale.runner.job`)."""
 
-    name: str
-    """Its key in the table of schedulers, by which a job finds its batch system."""
-    cancel_program: str = "scancel"
-    """The command that cancels jobs by their ids, for messages."""
-    list_command: str = "squeue --name={names}"
-    """The command that shows the jobs with some names, for messages; {names} stands for the names, with commas."""
+    facts: BatchSystemFacts
+    """Its name, which is its key in the table of schedulers and by which a job finds it, and its words for messages."""
+    node: NodeSection | None = None
+    """What one of its nodes offers; None where the study does not say."""
     arrays: bool = False
     """Whether each run is an element of an array."""
     trial_per_element: bool = False
     """Whether an element of an array does all runs of one trial, instead of one run."""
+
+    def machine(self) -> Machine:
+        """Return the machine that [node] describes.
+
+        Raises:
+            RequestError: the study does not describe one.
+        """
+        machine = described(self.node)
+        if machine is None:
+            raise RequestError(
+                f"launch.scheduler = '{self.facts.name}' submits jobs to nodes that this machine knows nothing of",
+                next_step="Describe one of them: add [node] with cores = 64 and gpus = 4, to the study or to the "
+                "file given with --site",
+            )
+        return machine
+
+    def slots(self) -> int | None:
+        """Return the ranks that a node takes: one on each GPU; None on nodes without GPUs."""
+        return len(self.machine().gpus) or None
 
     def most_elements(self) -> int:
         """Return how many elements one array may have; a number that most sites allow, where nobody says.
@@ -280,8 +298,8 @@ class LocalHost(Placement):
         """Refuse srun, which needs an allocation, and several nodes, which need other hosts."""
         if launcher == "srun":
             return (
-                "srun starts ranks in a Slurm allocation, and this is none; run inside one (salloc), or set "
-                "launch.scheduler = 'slurm' to submit jobs"
+                "srun starts ranks in a Slurm allocation, and this is none; run inside one "
+                f"({SLURM.allocation_command}), or set launch.scheduler = '{SLURM.name}' to submit jobs"
             )
         if world.nodes > 1:
             return f"{world.nodes} nodes are asked for, and this is one machine; name the others in launch.hostfile"

@@ -16,13 +16,15 @@ import shlex
 import subprocess
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
 
 from vitscale.base.commands import answer_to
 from vitscale.base.interpreter import python_module
 from vitscale.errors import RequestError, shown
+from vitscale.launchers.base import Spawn
 from vitscale.machine.hardware import Machine
 from vitscale.machine.hosts import Host
 from vitscale.schedulers.base import (
@@ -36,10 +38,19 @@ from vitscale.schedulers.base import (
     Submitter,
     described,
 )
+from vitscale.schedulers.containers import PYXIS, RankContainer
 from vitscale.schedulers.hostfile import Hostfile
 from vitscale.schedulers.job_script import preparing_lines, refuse_module_names
-from vitscale.schedulers.slurm_cluster import WARNING_SECONDS, time_span_seconds
-from vitscale.study.sections import NodeSection, SlurmSection
+from vitscale.schedulers.job_settings import (
+    KEYS_BY_SIZE,
+    WARNING_SECONDS,
+    container_of,
+    limit_seconds,
+    planned_hosts,
+    settings_for,
+    warning_seconds,
+)
+from vitscale.study.sections import ContainerFields, ContainerRuntime, NodeSection, SlurmSection
 from vitscale.trial.trial import World
 
 _ANSWER_SECONDS = 120.0
@@ -48,12 +59,18 @@ _LATE_WARNING_SECONDS = 30
 """How much later than planned a job's warning may come: its clock begins with the script, not with the job."""
 _SAFE_PATH = re.compile(r"/[A-Za-z0-9_./+@=-]*")
 """Paths that every batch system takes in a directive, without quotes, commas or colons."""
+_HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _SAFE_VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:+@=-]*")
-_COMMON_KEYS = ("partition", "account", "time", "gpus", "modules", "python", "options", "setup")
+_COMMON_KEYS = frozenset(
+    (
+        *("partition", "account", "time", "sizes", "nodelist", "exclude", "gpus", "modules", "python", "options"),
+        *("setup", *ContainerFields.model_fields),
+    )
+)
 """Keys of [slurm] that have a meaning in every batch system."""
 _HINT_BY_KEY: Mapping[str, str] = {
     "jobs": "Leave it out: there is one job for each world",
-    "container": "Ranks are started by ssh or mpirun here, which starts no container; install vitscale on the nodes",
+    "srun_options": "They are options of Slurm's srun; write the jobs' own in slurm.options",
     "reservation": "Name the reservation's queue in slurm.partition, or its option in slurm.options",
     "qos": "Name the queue in slurm.partition, or write the site's own option in slurm.options",
     "gpu_type": "Ask for the GPUs' model by slurm.constraint, or by slurm.options",
@@ -93,7 +110,6 @@ class BatchSystem(Submitter):
 
     directive: str
     """Beginning of a directive's line: "#PBS"."""
-    cancel_program: str
     job_id_in_shell: str
     """Bash words that give the job's id, inside a job."""
     keys: tuple[str, ...] = ()
@@ -109,47 +125,42 @@ class BatchSystem(Submitter):
         """
         self.python = slurm.python or sys.executable
         self._slurm = slurm
-        self._node = node
-        self._refuse_foreign_settings()
+        self.node = node
+        self.refuse_foreign_settings()
+        self._container = container_of(slurm)
 
     # --- planning ---------------------------------------------------------------------------------------------------
 
-    def machine(self) -> Machine:
-        """Return the machine that [node] describes.
+    def hosts(self, world: World) -> tuple[Host, ...]:
+        """Return the nodes that slurm.nodelist names, else names that stand for those that only a job knows.
 
         Raises:
-            RequestError: the study does not describe one.
+            RequestError: slurm.nodelist names fewer nodes than the world has.
         """
-        machine = described(self._node)
-        if machine is None:
-            raise RequestError(
-                f"launch.scheduler = '{self.name}' submits jobs to nodes that this machine knows nothing of",
-                next_step="Describe one of them: add [node] with cores = 64 and gpus = 4, to the study or to the "
-                "file given with --site",
-            )
-        return machine
-
-    def slots(self) -> int | None:
-        """Return the ranks that a node takes: one on each GPU; None on nodes without GPUs."""
-        return len(self.machine().gpus) or None
-
-    def hosts(self, world: World) -> tuple[Host, ...]:
-        """Return names that stand for a job's nodes, which are known only in the job.
-
-        Names under `.invalid` (RFC 6761) lead nowhere, and are not looked up in any network.
-        """
-        return tuple(Host(f"node{number}.invalid") for number in range(1, world.nodes + 1))
+        return planned_hosts(self._slurm, world.nodes)
 
     def refuses(self, launcher: str, world: World) -> str | None:
-        """Refuse srun, which is Slurm's."""
+        """Refuse srun, which is Slurm's; and in a container all launchers but torchrun."""
         del world
-        return _srun_refusal(launcher, self.title)
+        return _launcher_refusal(launcher, self.title, self._container)
+
+    def adapt(self, spawn: Spawn) -> Spawn:
+        """Return the commands of each host in the study's container; in a job other hosts are reached by ssh."""
+        return _wrapped_in_container(spawn, self._container)
 
     # --- the script -------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def directives(self, job: BatchJob) -> list[str]:
-        """Return the options for the batch system, without those of `slurm.options`."""
+    def directives(self, job: BatchJob, settings: SlurmSection) -> list[str]:
+        """Return the options for the batch system, without those of `slurm.options`.
+
+        Args:
+            job: what is to be submitted.
+            settings: the study's section, with what an entry of `slurm.sizes` replaces for so many nodes.
+
+        Raises:
+            RequestError: a setting has another form than the batch system takes.
+        """
 
     @abstractmethod
     def refused_option(self, option: str) -> str | None:
@@ -164,69 +175,65 @@ class BatchSystem(Submitter):
         Raises:
             RequestError: a value cannot stand in a script, or the user may not set an option.
         """
-        self._refuse_unwritable_values(job)
+        settings = settings_for(self._slurm, job.world.nodes)
+        self._refuse_unwritable_values(job, settings)
         path = job.results / "jobs" / f"{job.name}.sh"
         output = f'{job.results / "jobs" / job.name}-"{self.job_id_in_shell}".out'
-        driver = python_module("vitscale.runner.job", str(job.results), job.name, interpreter=self.python)
+        driver = (*_warning_words(limit_seconds(settings)), *self._driver_command(job))
         lines = ["#!/bin/bash"]
-        lines += [f"{self.directive} {option}" for option in (*self.directives(job), *self._slurm.options)]
+        lines += [f"{self.directive} {option}" for option in (*self.directives(job, settings), *settings.options)]
         lines += [
             "",
             f'[ "$0" = {path} ] || exec /bin/bash {path}',
             f"exec >> {output} 2>&1",
             f"cd {job.cwd} || exit 1",
-            *preparing_lines(self._slurm.modules, self._slurm.setup),
+            *preparing_lines(settings.modules, settings.setup),
             # exec, because the batch system signals the shell.
-            f"exec {shlex.join((*self._warning_words(), *driver))}",
+            f"exec {shlex.join(driver)}",
             "",
         ]
         return "\n".join(lines)
 
     def output_of_system(self, job: BatchJob) -> str:
         """Return the path of the file for what the batch system says, and a shell before the script's first line."""
-        return str(job.results / "jobs" / f"{job.name}.{self.name}.out")
+        return str(job.results / "jobs" / f"{job.name}.{self.facts.name}.out")
 
-    def limit_seconds(self) -> int | None:
-        """Return the time limit of jobs in seconds; None where the study sets none."""
-        return None if self._slurm.time is None else time_span_seconds(self._slurm.time)
+    def _driver_command(self, job: BatchJob) -> list[str]:
+        """Return the command that does the job's runs; outside the container, in which only ranks run."""
+        python = self.python if self._container is None else sys.executable
+        return list(python_module("vitscale.runner.job", str(job.results), job.name, interpreter=python))
 
     def gpus_per_node(self, job: BatchJob) -> int:
         """Return the GPUs that a job asks for on each node; 0 for ranks on CPUs, or where none are to be asked for."""
         return job.world.ranks_per_node if job.on_gpus and self._slurm.gpus != "none" else 0
 
-    def _warning_words(self) -> tuple[str, ...]:
-        """Return the words that warn the driver before the time limit; none where there is no limit.
-
-        `timeout` of GNU's coreutils does it alike everywhere: PBS warns only as it ends a job, and Flux would end the
-        script. In the foreground it signals the driver alone, not the ranks.
-        """
-        limit = self.limit_seconds()
-        if limit is None:
-            return ()
-        warning_seconds = max(1, min(WARNING_SECONDS, limit // 4))
-        return ("timeout", "--foreground", "--signal=TERM", f"{max(1, limit - warning_seconds)}s")
-
-    def _refuse_foreign_settings(self) -> None:
-        """Refuse settings that are Slurm's alone.
+    def refuse_foreign_settings(self) -> None:
+        """Refuse keys of [slurm] that have no meaning here, and values that only Slurm has.
 
         Raises:
             RequestError: for the first of them.
         """
-        defaults = dict(SlurmSection())
-        for key, value in self._slurm:
-            if value == defaults[key] or key in (*_COMMON_KEYS, *self.keys):
-                continue
-            raise RequestError(
-                f"slurm.{key} = {shown(value)} has no meaning under launch.scheduler = '{self.name}'",
-                next_step=_HINT_BY_KEY.get(key, "Leave it out"),
-            )
+        for setting in _used_settings(self._slurm):
+            has_meaning = setting.key in _COMMON_KEYS or setting.key in self.keys
+            if not has_meaning:
+                raise RequestError(
+                    f"{setting.field} = {shown(setting.value)} has no meaning under launch.scheduler = "
+                    f"'{self.facts.name}'",
+                    next_step=_HINT_BY_KEY.get(setting.key, "Leave it out"),
+                )
         if self._slurm.gpus == "gres":
             raise RequestError(
-                f"slurm.gpus = 'gres' is a form of Slurm's, and launch.scheduler is '{self.name}'",
+                f"slurm.gpus = 'gres' is a form of Slurm's, and launch.scheduler is '{self.facts.name}'",
                 valid=["gpus-per-node", "none"],
             )
+        if self._slurm.container is not None and self._slurm.container_runtime == PYXIS:
+            raise RequestError(
+                f"slurm.container_runtime = '{PYXIS}' is a plug-in of Slurm's srun, and launch.scheduler is "
+                f"'{self.facts.name}'",
+                valid=[runtime for runtime in get_args(ContainerRuntime) if runtime != PYXIS],
+            )
 
-    def _refuse_unwritable_values(self, job: BatchJob) -> None:
+    def _refuse_unwritable_values(self, job: BatchJob, settings: SlurmSection) -> None:
         """Refuse values that would break a line of the script, or that the batch system would read otherwise.
 
         Raises:
@@ -239,20 +246,20 @@ class BatchSystem(Submitter):
                     next_step="Use a folder whose path has only letters, digits and _./+@=-",
                 )
         for key in ("partition", "account", "reservation", "gpu_type"):
-            value = getattr(self._slurm, key)
+            value = getattr(settings, key)
             if value is not None and not _SAFE_VALUE.fullmatch(value):
                 raise RequestError(
                     f"slurm.{key} is {shown(value)}, which cannot stand in a script of {self.title}",
                     next_step="Write a name of letters, digits and _./:+@=-",
                 )
-        constraint = self._slurm.constraint
+        constraint = settings.constraint
         if constraint is not None and not (constraint.isprintable() and constraint.strip()):
             raise RequestError(
                 f"slurm.constraint is {shown(constraint)}, which cannot stand in a batch script",
                 next_step="Write one line of printable characters",
             )
-        refuse_module_names(self._slurm.modules, "slurm")
-        for option in self._slurm.options:
+        refuse_module_names(settings.modules, "slurm")
+        for option in settings.options:
             is_line = option.isprintable()
             reason = self.refused_option(option) if is_line else "it is no line of printable characters"
             if reason is not None:
@@ -280,10 +287,10 @@ class BatchSystem(Submitter):
             SchedulerMissingError: the batch system is not installed here.
             SchedulerError: its answer cannot be read.
         """
-        wanted = set(names)
+        given_names = set(names)
         states = []
         for report in self.reports(names) if names else []:
-            if report.name in wanted:
+            if report.name in given_names:
                 state = JobState(report.job_id, report.name, None, report.state, report.reason, report.is_over)
                 states.append(state)
         return states
@@ -316,12 +323,13 @@ class BatchSystem(Submitter):
         if report.end == "preempted":
             return Cause("failed", f"preempted by a job of higher priority ({job})")
         if report.end == "cancelled":
-            return Cause("failed", f"cancelled by {self.cancel_program} ({job})")
+            return Cause("failed", f"cancelled by {self.facts.cancel_program} ({job})")
         if report.end == "other":
             return Cause("failed", f"{self.title} ended it: {report.reason} ({job})")
         if not report.is_over:
             return Cause(
-                "failed", f"cancelled by {self.cancel_program}, or ended by a signal from outside {self.title} ({job})"
+                "failed",
+                f"cancelled by {self.facts.cancel_program}, or ended by a signal from outside {self.title} ({job})",
             )
         if report.exit_code is None:
             return Cause("failed", f"{job} ended before this run was done; {self.title} does not say why")
@@ -365,7 +373,8 @@ class BatchSystem(Submitter):
                 next_step="Set launch.scheduler = 'local', or launch.hostfile",
             )
         hosts = tuple(Host(name, slots) for name in dict.fromkeys(names))
-        placement = NodesOfJob(self.title, job_id, hosts, described(self._node), lambda: self._lost(job_id))
+        lost = partial(self._lost, job_id)
+        placement = NodesOfJob(self.title, job_id, hosts, described(self.node), lost, self._container)
         placement.python = self.python
         return OwnJob(job_id, element=None, nodes=" ".join(host.name for host in hosts), placement=placement)
 
@@ -437,6 +446,7 @@ class NodesOfJob(Hostfile):
         hosts: tuple[Host, ...],
         machine: Machine | None,
         lost: Callable[[], Cause | None],
+        container: RankContainer | None,
     ) -> None:
         """Take the nodes.
 
@@ -446,11 +456,13 @@ class NodesOfJob(Hostfile):
             hosts: its nodes.
             machine: what one of them offers; None: the same as this machine.
             lost: returns why the job takes no more runs; None where it does.
+            container: in which ranks run; None: in none.
         """
         super().__init__(hosts, machine)
         self.title = title
         self._job_id = job_id
         self._lost = lost
+        self._container = container
 
     def lost(self) -> Cause | None:
         """Return why the job takes no more runs; None where it does."""
@@ -480,8 +492,12 @@ class NodesOfJob(Hostfile):
         )
 
     def refuses(self, launcher: str, world: World) -> str | None:
-        """Refuse srun, which is Slurm's; and the launchers that a hostfile's hosts refuse."""
-        return _srun_refusal(launcher, self.title) or super().refuses(launcher, world)
+        """Refuse what its batch system refuses, and the launchers that a hostfile's hosts refuse."""
+        return _launcher_refusal(launcher, self.title, self._container) or super().refuses(launcher, world)
+
+    def adapt(self, spawn: Spawn) -> Spawn:
+        """Put each host's command into the container, and those of other hosts into ssh and a host agent."""
+        return super().adapt(_wrapped_in_container(spawn, self._container))
 
 
 def json_object(text: str, program: str) -> dict[str, Any]:
@@ -535,11 +551,81 @@ def clock_seconds(text: str) -> int | None:
     return hours * 3600 + minutes * 60 + seconds
 
 
-def _srun_refusal(launcher: str, title: str) -> str | None:
-    """Return why srun cannot start ranks in another batch system's jobs; None for other launchers."""
-    if launcher != "srun":
-        return None
-    return f"srun is Slurm's, and jobs of {title} start their ranks otherwise; use torchrun, mpirun or deepspeed"
+def host_names(words: Iterable[str]) -> list[str]:
+    """Return those of the words that can be names of hosts, in their order."""
+    return [word for word in words if _HOST_NAME.fullmatch(word)]
+
+
+def exit_code_of_shell(code: int | None) -> int | None:
+    """Return a job's exit code; negative: the number of the signal that ended its command, to which shells add 128.
+
+    None stays None.
+    """
+    if code is not None and 128 < code <= 192:
+        return 128 - code
+    return code
+
+
+class UsedSetting(NamedTuple):
+    """A key of [slurm] that a study sets."""
+
+    key: str
+    """Its name: "qos"."""
+    field: str
+    """Where the study has it, for messages: "slurm.sizes[0].qos"."""
+    value: object
+
+
+def _used_settings(slurm: SlurmSection) -> Iterator[UsedSetting]:
+    """Yield the keys of [slurm] that are not at their defaults, also those in the entries of slurm.sizes."""
+    defaults = dict(SlurmSection())
+    for key, value in slurm:
+        if value != defaults[key]:
+            yield UsedSetting(key, f"slurm.{key}", value)
+    for number, size in enumerate(slurm.sizes):
+        for key in KEYS_BY_SIZE:
+            value = getattr(size, key)
+            if value is not None:
+                yield UsedSetting(key, f"slurm.sizes[{number}].{key}", value)
+
+
+def _warning_words(limit: int | None) -> tuple[str, ...]:
+    """Return the words that warn a driver before its job's time limit, in seconds; none for None, which is no limit.
+
+    `timeout` of GNU's coreutils does it alike everywhere: PBS warns only as it ends a job, and Flux would end the
+    script. In the foreground it signals the driver alone, not the ranks.
+    """
+    if limit is None:
+        return ()
+    return ("timeout", "--foreground", "--signal=TERM", f"{max(1, limit - warning_seconds(limit))}s")
+
+
+def _launcher_refusal(launcher: str, title: str, container: RankContainer | None) -> str | None:
+    """Return why a launcher cannot start ranks in jobs of a batch system other than Slurm; None where it can.
+
+    Args:
+        launcher: its name.
+        title: the batch system's name in messages.
+        container: in which ranks run; None: in none.
+    """
+    if launcher == "srun":
+        return f"srun is Slurm's, and jobs of {title} start their ranks otherwise; use torchrun, mpirun or deepspeed"
+    if container is not None and launcher != "torchrun":
+        return "with slurm.container ranks are started by one command on each node; use launcher = 'torchrun'"
+    return None
+
+
+def _wrapped_in_container(spawn: Spawn, container: RankContainer | None) -> Spawn:
+    """Return `spawn` with the command of each host in a container; unchanged where there is none.
+
+    Raises:
+        RequestError: a folder cannot be mounted.
+    """
+    if container is None:
+        return spawn
+    results = spawn.run_folder.parents[1]
+    commands = tuple(container.wrapped(command, (results,), spawn.cwd) for command in spawn.commands)
+    return replace(spawn, commands=commands)
 
 
 def _words(answer: subprocess.CompletedProcess[str]) -> str:

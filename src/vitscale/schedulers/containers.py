@@ -44,6 +44,8 @@ _PODMAN_OPTIONS = (
 )
 _PODMAN_WITHOUT_ENTRYPOINT = "--entrypoint="
 _PYXIS_ENTRYPOINT = "--container-entrypoint"
+PYXIS: ContainerRuntime = "pyxis"
+"""The runtime that is a plug-in of srun, and that only Slurm's jobs have."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class RankContainer:
     @property
     def is_option_of_srun(self) -> bool:
         """Whether srun starts it by options of its own, so that nothing stands before the program."""
-        return self.runtime == "pyxis"
+        return self.runtime == PYXIS
 
     def srun_options(self, folders: Sequence[Path], cwd: Path) -> tuple[str, ...]:
         """Return the options by which srun starts its program in this container; none where srun does not do it.

@@ -14,17 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from vitscale.errors import shown
+from vitscale.machine.batch_systems import FLUX
 from vitscale.schedulers.base import BatchJob, OwnJob, SchedulerError
 from vitscale.schedulers.batch_system import (
     BatchSystem,
     EndKind,
     JobReport,
     clock_text,
+    exit_code_of_shell,
+    host_names,
     json_object,
     number_of,
     object_of,
     text_of,
 )
+from vitscale.schedulers.job_settings import excluded_nodes, limit_seconds, named_nodes
+from vitscale.study.sections import SlurmSection
 
 _OVER_STATE = "INACTIVE"
 _PENDING_STATES = ("NEW", "DEPEND", "PRIORITY", "SCHED")
@@ -39,7 +44,6 @@ _FATAL = 0
 _FAILED_NODE = re.compile(r"node failure on ([A-Za-z0-9][A-Za-z0-9._-]*)")
 _UNKNOWN_JOB = re.compile(r"unknown|not found|No such", re.IGNORECASE)
 _DECIMAL_ID = re.compile(r"\d{1,20}")
-_HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _OPTION = re.compile(r"--(?P<name>[a-z][a-z-]*)(=.*)?|-[A-Za-z].*")
 _OUR_OPTIONS: Mapping[str, str] = {
     **dict.fromkeys(("job-name", "output", "error", "cwd", "wrap", "bg", "dry-run", "flags"),
@@ -54,11 +58,9 @@ _OUR_OPTIONS: Mapping[str, str] = {
 class Flux(BatchSystem):
     """Flux: a slot is a rank, with its cores and its GPU."""
 
-    name = "flux"
-    title = "Flux"
+    facts = FLUX
+    title = FLUX.title
     directive = "# flux:"
-    cancel_program = "flux cancel"
-    list_command = "flux jobs -a"
     job_id_in_shell = '$(flux job id --to=dec "$(flux getattr jobid)")'
     keys = ("constraint",)
     silence = re.compile(
@@ -67,9 +69,12 @@ class Flux(BatchSystem):
         re.IGNORECASE,
     )
 
-    def directives(self, job: BatchJob) -> list[str]:
-        """Return the options of `flux batch`, which reads them as a shell would."""
-        slurm = self._slurm
+    def directives(self, job: BatchJob, settings: SlurmSection) -> list[str]:
+        """Return the options of `flux batch`, which reads them as a shell would. See `BatchSystem.directives`.
+
+        Raises:
+            RequestError: slurm.nodelist or slurm.exclude is no list of nodes, or names too few.
+        """
         world = job.world
         options = [
             f"--job-name={job.name}",
@@ -80,10 +85,15 @@ class Flux(BatchSystem):
         ]
         if self.gpus_per_node(job):
             options.append("--gpus-per-slot=1")
-        limit = self.limit_seconds()
+        limit = limit_seconds(settings)
         if limit is not None:
             options.append(f"--time-limit={limit}s")
-        for name, value in (("queue", slurm.partition), ("bank", slurm.account), ("requires", slurm.constraint)):
+        value_by_option = {
+            "queue": settings.partition,
+            "bank": settings.account,
+            "requires": _required(settings, world.nodes),
+        }
+        for name, value in value_by_option.items():
             if value is not None:
                 options.append(f"--{name}={shlex.quote(value)}")
         return options
@@ -181,7 +191,28 @@ class Flux(BatchSystem):
     def _expanded(self, host_list: str) -> list[str]:
         """Return the names of a list of hosts: three for "node[1-3]"."""
         words = self.ask("flux", "hostlist", "--expand", host_list).split()
-        return [word for word in words if _HOST_NAME.fullmatch(word)]
+        return host_names(words)
+
+
+def _required(settings: SlurmSection, nodes: int) -> str | None:
+    """Return what the nodes of a job must be, for `--requires`; None where any will do.
+
+    Example: "host:node1,node2 and (a100|h100)", in Flux's syntax of constraints (RFC 35).
+
+    Raises:
+        RequestError: slurm.nodelist or slurm.exclude is no list of nodes, or names too few.
+    """
+    terms = []
+    names = named_nodes(settings, nodes)
+    # Named nodes are without the excluded ones already.
+    excluded = [] if names else excluded_nodes(settings)
+    if names:
+        terms.append(f"host:{','.join(names)}")
+    if excluded:
+        terms.append(f"-host:{','.join(excluded)}")
+    if settings.constraint is None:
+        return terms[0] if terms else None
+    return " and ".join((*terms, f"({settings.constraint})")) if terms else settings.constraint
 
 
 def _report(job: Mapping[str, Any]) -> JobReport:
@@ -197,7 +228,7 @@ def _report(job: Mapping[str, Any]) -> JobReport:
         is_over=is_over,
         end=_end(job, is_over=is_over),
         reason=": ".join(filter(None, (text_of(exception, "type"), text_of(exception, "note")))),
-        exit_code=_exit_code(job),
+        exit_code=exit_code_of_shell(number_of(job, "returncode")),
         time_limit=clock_text(int(duration)) if duration else None,
         remaining_seconds=_seconds(job, "t_remaining") if state == "RUN" and duration else None,
         hosts=_hosts(job),
@@ -225,21 +256,12 @@ def _end(job: Mapping[str, Any], *, is_over: bool) -> EndKind:
     return by_result.get(text_of(job, "result"), "exit" if is_over else "unknown")
 
 
-def _exit_code(job: Mapping[str, Any]) -> int | None:
-    """Return the driver's exit code; negative: the number of the signal that ended it, to which shells add 128."""
-    code = number_of(job, "returncode")
-    if code is not None and 128 < code <= 192:
-        return 128 - code
-    return code
-
-
 def _hosts(job: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the node that failed, where the exception names it; else those of a list without brackets."""
     failed = _FAILED_NODE.search(text_of(object_of(job, "exception"), "note"))
     if failed:
         return (failed[1],)
-    names = text_of(job, "nodelist").split(",")
-    return tuple(name for name in names if _HOST_NAME.fullmatch(name))
+    return tuple(host_names(text_of(job, "nodelist").split(",")))
 
 
 def _seconds(job: Mapping[str, Any], key: str) -> float | None:

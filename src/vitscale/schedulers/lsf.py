@@ -13,16 +13,21 @@ from typing import Any
 
 from vitscale.base.files import read_text
 from vitscale.errors import RequestError, shown
+from vitscale.machine.batch_systems import LSF
 from vitscale.schedulers.base import BatchJob, OwnJob, SchedulerError
 from vitscale.schedulers.batch_system import (
     BatchSystem,
     EndKind,
     JobReport,
     clock_seconds,
+    exit_code_of_shell,
+    host_names,
     json_object,
     number_of,
     text_of,
 )
+from vitscale.schedulers.job_settings import excluded_nodes, limit_seconds, named_nodes
+from vitscale.study.sections import SlurmSection
 
 _FIELDS = "jobid job_name stat exit_code exit_reason pend_reason exec_host run_time runtimelimit"
 _NAMES_PATTERN = "vitscale-*"
@@ -61,7 +66,6 @@ _END_BY_REASON: Mapping[str, EndKind] = {
 """Reasons of LSF ("LSF job termination reasons"); any other ended the job for a reason of its own words."""
 _JOB_ID_ANSWER = re.compile(r"Job <(\d+)> is submitted")
 _NO_JOB = re.compile(r"No matching job found|No (unfinished |pending |running )?job found|is not found", re.IGNORECASE)
-_HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _SELECTION = re.compile(r"[A-Za-z0-9_.=<>!&| ()*'-]+")
 _OPTION = re.compile(r"-(?P<name>[A-Za-z_]+)( +\S.*)?")
 _OUR_OPTIONS: Mapping[str, str] = {
@@ -77,11 +81,9 @@ _OUR_OPTIONS: Mapping[str, str] = {
 class Lsf(BatchSystem):
     """LSF: a slot is a core, and a job takes as many slots on each host as its ranks have threads."""
 
-    name = "lsf"
-    title = "LSF"
+    facts = LSF
+    title = LSF.title
     directive = "#BSUB"
-    cancel_program = "bkill"
-    list_command = "bjobs -a"
     job_id_in_shell = "$LSB_JOBID"
     keys = ("constraint", "reservation", "gpu_type")
     silence = re.compile(
@@ -90,13 +92,12 @@ class Lsf(BatchSystem):
         re.IGNORECASE,
     )
 
-    def directives(self, job: BatchJob) -> list[str]:
-        """Return the options of bsub.
+    def directives(self, job: BatchJob, settings: SlurmSection) -> list[str]:
+        """Return the options of bsub. Arguments as of `BatchSystem.directives`.
 
         Raises:
-            RequestError: slurm.constraint is no selection of hosts.
+            RequestError: slurm.constraint is no selection of hosts, or slurm.nodelist names too few nodes.
         """
-        slurm = self._slurm
         world = job.world
         slots_per_host = world.ranks_per_node * world.threads_per_rank
         options = [
@@ -105,37 +106,24 @@ class Lsf(BatchSystem):
             # A run that a broken node cut short is recorded, and the next `vitscale run` does it again.
             "-rn",
             f"-n {world.nodes * slots_per_host}",
-            f'-R "{self._selection()}span[ptile={slots_per_host}]"',
+            f'-R "{_selection(settings)}span[ptile={slots_per_host}]"',
         ]
+        names = named_nodes(settings, world.nodes)
+        if names:
+            options.append(f'-m "{" ".join(names)}"')
         gpus = self.gpus_per_node(job)
         if gpus:
-            model = "" if slurm.gpu_type is None else f":gmodel={slurm.gpu_type}"
+            model = "" if settings.gpu_type is None else f":gmodel={settings.gpu_type}"
             # By host, and no other job's work on the same GPUs.
             options.append(f'-gpu "num={gpus}{model}:j_exclusive=yes"')
-        limit = self.limit_seconds()
+        limit = limit_seconds(settings)
         if limit is not None:
             minutes = -(-limit // 60)
             options.append(f"-W {minutes // 60}:{minutes % 60:02}")
-        for letter, value in (("q", slurm.partition), ("P", slurm.account), ("U", slurm.reservation)):
+        for letter, value in (("q", settings.partition), ("P", settings.account), ("U", settings.reservation)):
             if value is not None:
                 options.append(f"-{letter} {value}")
         return options
-
-    def _selection(self) -> str:
-        """Return the part of `-R` that selects hosts, "select[model==XeonGold] "; empty where any will do.
-
-        Raises:
-            RequestError: slurm.constraint is no selection of hosts.
-        """
-        constraint = self._slurm.constraint
-        if constraint is None:
-            return ""
-        if not _SELECTION.fullmatch(constraint):
-            raise RequestError(
-                f"slurm.constraint is {shown(constraint)}, and under LSF it selects hosts",
-                next_step="Write what stands in select[...] of `bsub -R`, such as model==XeonGold && mem>200000",
-            )
-        return f"select[{constraint}] "
 
     def refused_option(self, option: str) -> str | None:
         """Return why a line of `slurm.options` cannot stand in a script; None where it can."""
@@ -144,6 +132,8 @@ class Lsf(BatchSystem):
             return 'it is no option of bsub, such as -x or -R "rusage[mem=4GB]"'
         if match["name"] == "R" and "span" in option:
             return "it follows from each trial's world"
+        if match["name"] == "m" and self._slurm.nodelist is not None:
+            return "say slurm.nodelist"
         return _OUR_OPTIONS.get(match["name"])
 
     def submit(self, script: Path) -> str:
@@ -210,7 +200,29 @@ class Lsf(BatchSystem):
             words = text.split()
         else:
             words = hosts_and_slots.split()[::2]
-        return self.job_around(job_id, [word for word in words if _HOST_NAME.fullmatch(word)])
+        return self.job_around(job_id, host_names(words))
+
+
+def _selection(settings: SlurmSection) -> str:
+    """Return the part of `-R` that selects hosts, "select[model==XeonGold] "; empty where any will do.
+
+    Raises:
+        RequestError: slurm.constraint is no selection of hosts, or slurm.exclude is no list of nodes.
+    """
+    constraint = settings.constraint
+    if constraint is not None and not _SELECTION.fullmatch(constraint):
+        raise RequestError(
+            f"slurm.constraint is {shown(constraint)}, and under LSF it selects hosts",
+            next_step="Write what stands in select[...] of `bsub -R`, such as model==XeonGold && mem>200000",
+        )
+    # Those of slurm.nodelist are without the excluded ones already.
+    excluded = excluded_nodes(settings) if settings.nodelist is None else []
+    if not excluded:
+        return "" if constraint is None else f"select[{constraint}] "
+    # Where a selection compares texts, LSF takes hosts of any type, and else only those of the type of this machine.
+    condition = "type==local" if constraint is None else f"({constraint})"
+    exclusions = [f"hname!='{name}'" for name in excluded]
+    return f"select[{' && '.join((condition, *exclusions))}] "
 
 
 def _records(printed: str, program: str) -> list[dict[str, Any]]:
@@ -235,7 +247,7 @@ def _report(record: Mapping[str, Any]) -> JobReport:
         is_over=word in _OVER_WORDS,
         end=_end(word, exit_reason),
         reason=exit_reason or text_of(record, "PEND_REASON").rstrip(";"),
-        exit_code=_exit_code(word, number_of(record, "EXIT_CODE")),
+        exit_code=0 if word == "DONE" else exit_code_of_shell(number_of(record, "EXIT_CODE")),  # LSF leaves out a 0
         time_limit=None if limit is None else f"{limit // 60} minutes",
         remaining_seconds=_remaining_seconds(limit, text_of(record, "RUN_TIME")) if word == "RUN" else None,
         hosts=_exec_hosts(text_of(record, "EXEC_HOST")),
@@ -250,18 +262,6 @@ def _end(word: str, exit_reason: str) -> EndKind:
     if reason:
         return _END_BY_REASON.get(reason, "other")
     return "exit" if word in _OVER_WORDS else "unknown"
-
-
-def _exit_code(word: str, exit_code: int | None) -> int | None:
-    """Return the driver's exit code; negative: the number of a signal, to which shells add 128.
-
-    LSF leaves it out where it is 0.
-    """
-    if word == "DONE":
-        return 0
-    if exit_code is not None and 128 < exit_code <= 192:
-        return 128 - exit_code
-    return exit_code
 
 
 def _limit_seconds(text: str) -> int | None:
@@ -288,4 +288,4 @@ def _remaining_seconds(limit: int | None, run_time: str) -> int | None:
 def _exec_hosts(text: str) -> tuple[str, ...]:
     """Return the hosts of "8*node1:8*node2", each once."""
     names = [part.rpartition("*")[2] for part in text.split(":")]
-    return tuple(dict.fromkeys(name for name in names if _HOST_NAME.fullmatch(name)))
+    return tuple(dict.fromkeys(host_names(names)))

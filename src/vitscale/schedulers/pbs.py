@@ -15,6 +15,7 @@ from typing import Any
 
 from vitscale.base.files import read_text
 from vitscale.errors import RequestError, shown
+from vitscale.machine.batch_systems import PBS
 from vitscale.schedulers.base import BatchJob, OwnJob, SchedulerError
 from vitscale.schedulers.batch_system import (
     BatchSystem,
@@ -22,11 +23,15 @@ from vitscale.schedulers.batch_system import (
     JobReport,
     clock_seconds,
     clock_text,
+    exit_code_of_shell,
+    host_names,
     json_object,
     number_of,
     object_of,
     text_of,
 )
+from vitscale.schedulers.job_settings import limit_seconds, named_nodes
+from vitscale.study.sections import SlurmSection
 
 _STATE_BY_LETTER: Mapping[str, str] = {
     "Q": "PENDING",
@@ -52,7 +57,6 @@ _NO_HISTORY = "not configured to maintain job history"
 _UNKNOWN_JOB = re.compile(r"Unknown Job|Job has finished", re.IGNORECASE)
 _EXCEEDED = re.compile(r"exceeded resource (\w+)")
 _JOB_ID = re.compile(r"\d+(\[\d*\])?(\.[A-Za-z0-9._-]+)?")
-_HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _CHUNK = re.compile(r"[A-Za-z_]\w*=[A-Za-z0-9_.-]+(:[A-Za-z_]\w*=[A-Za-z0-9_.-]+)*")
 _OPTION = re.compile(r"-(?P<letter>[A-Za-z])( +(?P<value>\S.*))?")
 _OUR_LETTERS: Mapping[str, str] = {
@@ -71,11 +75,9 @@ _OUR_RESOURCES: Mapping[str, str] = {
 class Pbs(BatchSystem):
     """PBS Pro: each node of a world is a chunk, on a host of its own."""
 
-    name = "pbs"
-    title = "PBS"
+    facts = PBS
+    title = PBS.title
     directive = "#PBS"
-    cancel_program = "qdel"
-    list_command = "qstat -u $USER"
     job_id_in_shell = "$PBS_JOBID"
     keys = ("constraint",)
     silence = re.compile(
@@ -84,13 +86,26 @@ class Pbs(BatchSystem):
         re.IGNORECASE,
     )
 
-    def directives(self, job: BatchJob) -> list[str]:
-        """Return the options of qsub.
+    def refuse_foreign_settings(self) -> None:
+        """Refuse settings that are Slurm's alone, and slurm.exclude by itself: a chunk of PBS cannot leave hosts out.
 
         Raises:
-            RequestError: slurm.constraint is no list of resources.
+            RequestError: for the first of them.
         """
-        slurm = self._slurm
+        super().refuse_foreign_settings()
+        if self._slurm.exclude is not None and self._slurm.nodelist is None:
+            raise RequestError(
+                f"slurm.exclude = {shown(self._slurm.exclude)} has no meaning under launch.scheduler = "
+                f"'{self.facts.name}' without slurm.nodelist: qsub can name the hosts of a job, and none to leave out",
+                next_step="Name those to take in slurm.nodelist, or a resource that they have in slurm.constraint",
+            )
+
+    def directives(self, job: BatchJob, settings: SlurmSection) -> list[str]:
+        """Return the options of qsub. Arguments as of `BatchSystem.directives`.
+
+        Raises:
+            RequestError: slurm.constraint is no list of resources, or slurm.nodelist names too few nodes.
+        """
         options = [
             f"-N {job.name}",
             "-S /bin/bash",
@@ -98,42 +113,56 @@ class Pbs(BatchSystem):
             f"-o {self.output_of_system(job)}",
             # A run that a broken node cut short is recorded, and the next `vitscale run` does it again.
             "-r n",
-            f"-l select={self._chunks(job)}",
+            f"-l select={self._chunks(job, settings)}",
         ]
-        sets_place = any(option.startswith("-l place=") for option in slurm.options)
+        sets_place = any(option.startswith("-l place=") for option in settings.options)
         if not sets_place:
             options.append("-l place=scatter")
-        limit = self.limit_seconds()
+        limit = limit_seconds(settings)
         if limit is not None:
             options.append(f"-l walltime={clock_text(limit)}")
-        if slurm.partition is not None:
-            options.append(f"-q {slurm.partition}")
-        if slurm.account is not None:
-            options.append(f"-A {slurm.account}")
+        if settings.partition is not None:
+            options.append(f"-q {settings.partition}")
+        if settings.account is not None:
+            options.append(f"-A {settings.account}")
         return options
 
-    def _chunks(self, job: BatchJob) -> str:
-        """Return the chunks that a job asks for: "2:ncpus=32:mpiprocs=4:ngpus=4".
+    def _chunks(self, job: BatchJob, settings: SlurmSection) -> str:
+        """Return the chunks that a job asks for, one for each node.
+
+        They are "2:ncpus=32:mpiprocs=4:ngpus=4"; where nodes are named, each has a chunk with its `host`, which is a
+        resource of every node (`pbs_resources.7B`): "1:ncpus=32:mpiprocs=4:host=node1+1:...:host=node2".
 
         Raises:
-            RequestError: slurm.constraint is no list of resources.
+            RequestError: slurm.constraint is no list of resources, or slurm.nodelist names too few nodes.
+        """
+        resources = self._resources_of_node(job, settings.constraint)
+        names = named_nodes(settings, job.world.nodes)
+        if not names:
+            return f"{job.world.nodes}:{resources}"
+        return "+".join(f"1:{resources}:host={name}" for name in names)
+
+    def _resources_of_node(self, job: BatchJob, constraint: str | None) -> str:
+        """Return the resources of one node: "ncpus=32:mpiprocs=4:ngpus=4". Args: constraint: slurm.constraint.
+
+        Raises:
+            RequestError: the constraint is no list of resources.
         """
         world = job.world
         cores = world.ranks_per_node * world.threads_per_rank
-        chunks = f"{world.nodes}:ncpus={cores}:mpiprocs={world.ranks_per_node}"
+        resources = f"ncpus={cores}:mpiprocs={world.ranks_per_node}"
         gpus = self.gpus_per_node(job)
         if gpus:
-            chunks += f":ngpus={gpus}"
-        constraint = self._slurm.constraint
+            resources += f":ngpus={gpus}"
         if constraint is None:
-            return chunks
+            return resources
         if not _CHUNK.fullmatch(constraint):
             raise RequestError(
                 f"slurm.constraint is {shown(constraint)}, and under PBS it is added to each chunk of `-l select`",
                 valid=["NAME=VALUE", "NAME=VALUE:NAME=VALUE"],
                 next_step="Write resources of one chunk, such as gpu_model=a100:mem=200gb",
             )
-        return f"{chunks}:{constraint}"
+        return f"{resources}:{constraint}"
 
     def refused_option(self, option: str) -> str | None:
         """Return why a line of `slurm.options` cannot stand in a script; None where it can."""
@@ -221,7 +250,7 @@ class Pbs(BatchSystem):
         if not job_id or not node_file:
             return None
         text = read_text(Path(node_file), "PBS_NODEFILE", next_step="Set launch.scheduler = 'local', or a hostfile")
-        names = [word for word in text.split() if _HOST_NAME.fullmatch(word)]
+        names = host_names(text.split())
         fewest = min((names.count(name) for name in set(names)), default=0)
         return self.job_around(job_id, names, fewest if fewest > 1 else None)
 
@@ -241,7 +270,7 @@ def _report(job_id: str, fields: Mapping[str, Any]) -> JobReport:
         is_over=letter in _OVER_LETTERS,
         end=end,
         reason=exceeded[0] if exceeded else comment,
-        exit_code=None if exit_status is None else _exit_code(exit_status),
+        exit_code=_exit_code(exit_status),
         time_limit=limit,
         remaining_seconds=_remaining_seconds(fields, limit) if letter == "R" else None,
         hosts=_exec_hosts(text_of(fields, "exec_host")),
@@ -273,16 +302,14 @@ def _end(fields: Mapping[str, Any], *, is_over: bool) -> EndKind:
     return "exit" if is_over else "unknown"
 
 
-def _exit_code(exit_status: int) -> int:
-    """Return an exit code; negative: the number of the signal that ended the job's shell.
+def _exit_code(exit_status: int | None) -> int | None:
+    """Return an exit code; negative: the number of the signal that ended the job's shell; None for None.
 
     PBS adds 256 to a signal's number, and a shell 128.
     """
-    if exit_status >= 256:
+    if exit_status is not None and exit_status >= 256:
         return 256 - exit_status
-    if 128 < exit_status <= 192:
-        return 128 - exit_status
-    return exit_status
+    return exit_code_of_shell(exit_status)
 
 
 def _remaining_seconds(fields: Mapping[str, Any], limit: str | None) -> float | None:
@@ -304,4 +331,4 @@ def _remaining_seconds(fields: Mapping[str, Any], limit: str | None) -> float | 
 def _exec_hosts(text: str) -> tuple[str, ...]:
     """Return the nodes of "node1/0*4+node2/1*4", each once."""
     names = [part.partition("/")[0] for part in text.split("+")]
-    return tuple(dict.fromkeys(name for name in names if _HOST_NAME.fullmatch(name)))
+    return tuple(dict.fromkeys(host_names(names)))

@@ -16,14 +16,14 @@ from dataclasses import replace
 from functools import cached_property
 
 from vitscale.base.commands import answer_to
-from vitscale.base.interpreter import python_module
 from vitscale.errors import RequestError
 from vitscale.launchers.base import Spawn
+from vitscale.machine.batch_systems import SLURM
 from vitscale.machine.hardware import Machine, this_machine
 from vitscale.machine.hosts import Host, is_this_machine
 from vitscale.schedulers import Cause
 from vitscale.schedulers.base import Placement, SchedulerError, SchedulerMissingError, SchedulerSilentError, described
-from vitscale.schedulers.slurm_steps import launcher_refusal, srun_on_host, step_command
+from vitscale.schedulers.slurm_steps import gpu_options, launcher_refusal, most_gpus, step_commands
 from vitscale.study.sections import NodeSection, SlurmSection
 from vitscale.trial.trial import World
 
@@ -218,7 +218,7 @@ _MPIRUN_OPTIONS_VARIABLE = "OMPI_MCA_plm_slurm_args"
 class SlurmAllocation(Placement):
     """The nodes that Slurm has given to this job, in their order. Paths are the same on all of them."""
 
-    title = "Slurm"
+    title = SLURM.title
 
     def __init__(self, slurm: SlurmSection, node: NodeSection | None, cause: Callable[[], Cause] | None = None) -> None:
         """Take the job around this process.
@@ -323,42 +323,26 @@ class SlurmAllocation(Placement):
     def adapt(self, spawn: Spawn) -> Spawn:
         """Return the commands as they are started here: each is a job step, or starts job steps.
 
-        srun and mpirun start job steps by themselves. The command of each host of another launcher is wrapped in an
-        srun and a host agent. All these steps have the run's name, by which they are ended, and the GPUs of their ranks
-        alone.
+        Raises:
+            RequestError: an option of srun may not be set, or a folder cannot be mounted in the container.
         """
-        step_name = spawn.run_folder.name
-        gpu_options = self._gpu_options(spawn)
-        commands = self._wrapped_commands(spawn, step_name) if spawn.per_host else spawn.commands
-        results = spawn.run_folder.parents[1]
-        started_commands = []
-        for command in commands:
-            if command[0] == "srun":
-                srun = (command[0], *gpu_options, *command[1:])
-                command = step_command(srun, self._slurm, folders=(results,), cwd=spawn.cwd)
-            started_commands.append(command)
-        users_options = os.environ.get(_MPIRUN_OPTIONS_VARIABLE)
-        mpirun_options = [users_options, f"--job-name={step_name}", "--overlap", *gpu_options]
+        gpus = self._step_gpus(spawn)
         return replace(
             spawn,
-            commands=tuple(started_commands),
-            environment={**spawn.environment, _MPIRUN_OPTIONS_VARIABLE: " ".join(filter(None, mpirun_options))},
+            commands=step_commands(spawn, self._slurm, python=self.python, gpus_per_node=gpus),
+            environment={**spawn.environment, _MPIRUN_OPTIONS_VARIABLE: _mpirun_options(spawn, gpus)},
             drop_variables=(*spawn.drop_variables, *_STEP_GPU_PREFIXES),
         )
 
-    def _gpu_options(self, spawn: Spawn) -> tuple[str, ...]:
-        """Return the option by which a step gets a GPU for each rank of a node, and each rank sees all of these.
+    def _step_gpus(self, spawn: Spawn) -> int:
+        """Return the GPUs that a step asks for on each node; 0: it asks for none.
 
-        There is none for ranks on CPUs, and none where Slurm has given the job no GPUs: it would refuse the step, and
-        where it does not manage the nodes' GPUs ranks see them anyway. Binding (`--gpu-bind`, `--gpus-per-task`) would
-        hide the GPUs of other ranks, which NCCL then cannot reach directly.
+        It is 0 also where Slurm has given the job no GPUs: it would refuse the step, and where it does not manage the
+        nodes' GPUs ranks see them anyway.
         """
         if spawn.gpus_per_node == 0 or not self._has_gpus_of_slurm():
-            return ()
-        node_gpus = len(self.machine().gpus)
-        # Several ranks may share a GPU (launch.oversubscribe).
-        gpus = min(spawn.gpus_per_node, node_gpus) if node_gpus else spawn.gpus_per_node
-        return (f"--gpus-per-node={gpus}",)
+            return 0
+        return most_gpus(spawn, self.machine())
 
     def _has_gpus_of_slurm(self) -> bool:
         """Whether Slurm has given the job GPUs; False also where slurmctld does not say."""
@@ -373,14 +357,6 @@ class SlurmAllocation(Placement):
     def _was_asked_for_with_gpus(self) -> bool:
         """Whether the job was asked for with GPUs, by slurmctld, which is asked once."""
         return asks_for_gpus(job_fields(own_job_id()))
-
-    def _wrapped_commands(self, spawn: Spawn, step_name: str) -> tuple[tuple[str, ...], ...]:
-        """Return the command of each host, wrapped in an srun and a host agent."""
-        agent = python_module("vitscale.processes.host_agent", str(spawn.run_folder), "--", interpreter=self.python)
-        return tuple(
-            srun_on_host(host.name, step_name, (*agent, *command))
-            for host, command in zip(spawn.hosts, spawn.commands, strict=True)
-        )
 
     def end_elsewhere(self, spawn: Spawn, exit_code: int | None) -> tuple[str, ...]:
         """End the run's steps, which outlive a killed srun.
@@ -411,6 +387,16 @@ class SlurmAllocation(Placement):
     def _fewest_cores(self) -> int | None:
         """Return the CPUs that the job has on the node with the fewest; None where Slurm does not say."""
         return _smallest_count(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+
+
+def _mpirun_options(spawn: Spawn, gpus_per_node: int) -> str:
+    """Return the options for the srun by which Open MPI starts its daemons, after those that the user has set.
+
+    The daemons' step has the run's name, by which it is ended. Args: gpus_per_node: as of `gpu_options`.
+    """
+    users_options = os.environ.get(_MPIRUN_OPTIONS_VARIABLE, "")
+    options = [users_options, f"--job-name={spawn.run_folder.name}", "--overlap", *gpu_options(gpus_per_node)]
+    return " ".join(option for option in options if option)
 
 
 def _smallest_count(counts: str) -> int | None:

@@ -16,11 +16,20 @@ from pathlib import Path
 from vitscale.base.interpreter import python_module
 from vitscale.errors import RequestError, shown
 from vitscale.launchers.base import Spawn
-from vitscale.machine.hardware import Machine
+from vitscale.machine.batch_systems import SLURM
 from vitscale.machine.hosts import Host
 from vitscale.schedulers.base import BatchJob, Cause, JobState, OwnJob, SchedulerError, Submitter, described
-from vitscale.schedulers.host_lists import expand_host_list
 from vitscale.schedulers.job_script import preparing_lines, refuse_module_names
+from vitscale.schedulers.job_settings import (
+    KEYS_BY_SIZE,
+    WARNING_SECONDS,
+    limit_seconds,
+    named_nodes,
+    planned_hosts,
+    settings_for,
+    time_span_seconds,
+    warning_seconds,
+)
 from vitscale.schedulers.slurm import (
     SlurmAllocation,
     ask,
@@ -29,12 +38,9 @@ from vitscale.schedulers.slurm import (
     overriding_variables,
     own_job_id,
 )
-from vitscale.schedulers.slurm_steps import OPTION_WORD, launcher_refusal, srun_on_host, step_command
+from vitscale.schedulers.slurm_steps import OPTION_WORD, launcher_refusal, most_gpus, step_commands
 from vitscale.study.sections import NodeSection, SlurmSection
 from vitscale.trial.trial import World
-
-WARNING_SECONDS = 60
-"""Seconds before its time limit at which a job is warned, at the latest; Slurm may be up to a minute early."""
 
 _NEEDS_NO_QUOTES = re.compile(r"[A-Za-z0-9_./:=,@%+-]+")
 _GPU_TYPE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -72,23 +78,6 @@ def batch_script(slurm: SlurmSection, job: BatchJob) -> str:
     return "\n".join(lines)
 
 
-_KEYS_BY_SIZE = ("partition", "account", "qos", "time", "constraint", "reservation")
-"""Keys of [slurm] that are options of sbatch by the same names, and that an entry of slurm.sizes may replace."""
-
-
-def settings_for(slurm: SlurmSection, nodes: int) -> SlurmSection:
-    """Return [slurm] for worlds of so many nodes: with what the entry of slurm.sizes for them replaces.
-
-    That is the entry with the largest `min_nodes` that the world reaches; a key that the entry leaves out stays.
-    """
-    fitting = [size for size in slurm.sizes if size.min_nodes <= nodes]
-    if not fitting:
-        return slurm
-    size = max(fitting, key=lambda candidate: candidate.min_nodes)
-    replaced = {key: getattr(size, key) for key in _KEYS_BY_SIZE if getattr(size, key) is not None}
-    return slurm.model_copy(update=replaced)
-
-
 def _node_options(slurm: SlurmSection, nodes: int) -> list[str]:
     """Return the options that name the nodes which a job takes, or does not take.
 
@@ -102,45 +91,6 @@ def _node_options(slurm: SlurmSection, nodes: int) -> list[str]:
     if slurm.exclude is not None:
         options.append(f"--exclude={slurm.exclude}")
     return options
-
-
-def named_nodes(slurm: SlurmSection, nodes: int) -> list[str]:
-    """Return the names of a world's nodes: the first ones of slurm.nodelist without those of slurm.exclude.
-
-    sbatch would refuse a longer list than the job has nodes. Empty where no nodes are named.
-
-    Raises:
-        RequestError: one of the two is no list of nodes, or too few are left.
-    """
-    excluded = _node_names(slurm.exclude, "slurm.exclude")
-    if slurm.nodelist is None:
-        return []
-    names = [name for name in _node_names(slurm.nodelist, "slurm.nodelist") if name not in excluded]
-    if len(names) < nodes:
-        remaining = " without those of slurm.exclude" if excluded else ""
-        raise RequestError(
-            f"slurm.nodelist names {len(names)} nodes{remaining}, and a trial needs {nodes}",
-            next_step="Name more nodes, or use fewer ranks in scaling.gpus",
-        )
-    return names[:nodes]
-
-
-def _node_names(text: str | None, key: str) -> list[str]:
-    """Return the names in a list of nodes; none for None. Args: key: "slurm.nodelist", for the message.
-
-    Raises:
-        RequestError: the text is no such list.
-    """
-    if text is None:
-        return []
-    try:
-        return expand_host_list(text)
-    except ValueError as error:
-        raise RequestError(
-            f"{key} is {shown(text)}: {error}",
-            valid=["node1,node2", "node[1-4,7]"],
-            next_step="Name the nodes as sinfo does, with at most one bracket in each",
-        ) from None
 
 
 def _sbatch_options(slurm: SlurmSection, job: BatchJob) -> list[str]:
@@ -160,7 +110,7 @@ def _sbatch_options(slurm: SlurmSection, job: BatchJob) -> list[str]:
         "--open-mode=append",
         # A run that a broken node cut short is recorded, and the next `vitscale run` does it again.
         "--no-requeue",
-        f"--signal=B:TERM@{_warning_seconds(settings.time)}",
+        f"--signal=B:TERM@{warning_seconds(limit_seconds(settings))}",
     ]
     if job.elements is not None:
         at_a_time = f"%{job.at_a_time}" if job.at_a_time is not None else ""
@@ -171,7 +121,7 @@ def _sbatch_options(slurm: SlurmSection, job: BatchJob) -> list[str]:
         f"--cpus-per-task={job.world.threads_per_rank}",
         *_gpu_options(slurm, job),
     ]
-    for key in _KEYS_BY_SIZE:
+    for key in KEYS_BY_SIZE:
         value = getattr(settings, key)
         if value is not None:
             options.append(f"--{key}={value}")
@@ -257,29 +207,6 @@ def _refuse_options(slurm: SlurmSection) -> None:
             raise RequestError(f"slurm.options has {shown(option)}", next_step=f"Remove it: {reason}")
 
 
-def _warning_seconds(limit: str | None) -> int:
-    """Return the seconds before a job's time limit at which to warn it.
-
-    Short jobs are warned later, so that no job is warned as it begins. Args: limit: in Slurm's notation; None: none.
-    """
-    if limit is None:
-        return WARNING_SECONDS
-    return max(1, min(WARNING_SECONDS, time_span_seconds(limit) // 4))
-
-
-def time_span_seconds(span: str) -> int:
-    """Return the seconds of a time span in Slurm's notation.
-
-    Example: `90` is 90 minutes, `1:30` a minute and a half, `1-2` a day and two hours.
-    """
-    days, dash, clock = span.rpartition("-")  # "1-02:30" has days, "90" has none
-    counts = [int(count) for count in clock.split(":")]
-    begins_with_hours = bool(dash) or len(counts) == 3
-    unit_seconds = (3600, 60, 1) if begins_with_hours else (60, 1)
-    clock_seconds = sum(count * seconds for count, seconds in zip(counts, unit_seconds, strict=False))
-    return int(days or 0) * 86_400 + clock_seconds
-
-
 _TIME_SPAN = re.compile(r"(\d+-)?\d{1,6}(:\d{2}){0,2}")
 _MOST_EARLY_SECONDS = 60
 """Seconds by which Slurm may send a warning early ("sbatch --signal")."""
@@ -308,8 +235,8 @@ _REASON_BY_STATE = {
 class SlurmCluster(Submitter):
     """Slurm seen from outside a job: hosts are known only once a job runs, where `vitscale.runner.job` uses them."""
 
-    name = "slurm"
-    title = "Slurm"
+    facts = SLURM
+    title = SLURM.title
     default_launcher = "srun"
 
     def __init__(self, slurm: SlurmSection, node: NodeSection | None) -> None:
@@ -319,54 +246,32 @@ class SlurmCluster(Submitter):
         self.trial_per_element = slurm.jobs == "trial-array"
         self._most_elements: int | None = None
         self._slurm = slurm
-        self._node = node
-
-    def machine(self) -> Machine:
-        """Return the machine that [node] describes.
-
-        Raises:
-            RequestError: the study does not describe one.
-        """
-        machine = described(self._node)
-        if machine is None:
-            raise RequestError(
-                "launch.scheduler = 'slurm' submits jobs to nodes that this machine knows nothing of",
-                next_step="Describe one of them: add [node] with cores = 64 and gpus = 4, to the study or to the "
-                "file given with --site",
-            )
-        return machine
-
-    def slots(self) -> int | None:
-        """Return the ranks that a node takes: one on each GPU; None on nodes without GPUs."""
-        return len(self.machine().gpus) or None
+        self.node = node
 
     def hosts(self, world: World) -> tuple[Host, ...]:
-        """Return none, for hosts are known only in a job.
+        """Return the nodes that slurm.nodelist names, else names that stand for those that only a job knows.
 
         Raises:
             RequestError: slurm.nodelist names fewer nodes than the world has.
         """
-        named_nodes(self._slurm, world.nodes)
-        return ()
+        return planned_hosts(self._slurm, world.nodes)
 
     def refuses(self, launcher: str, world: World) -> str | None:
-        """Refuse launchers other than srun on several nodes: in a job srun starts ranks on all nodes."""
-        is_torchrun_on_one_node = launcher == "torchrun" and world.nodes == 1
-        if launcher == "srun" or is_torchrun_on_one_node:
+        """Refuse launchers other than srun, and than torchrun, whose agents are started by srun."""
+        del world
+        if launcher in ("srun", "torchrun"):
             return launcher_refusal(self._slurm, launcher)
-        return "jobs of Slurm start their ranks by srun; use launcher = 'srun'"
+        return "jobs of Slurm start their ranks by srun, or by torchrun; use launcher = 'srun' or 'torchrun'"
 
     def adapt(self, spawn: Spawn) -> Spawn:
-        """Return the commands as a job starts them, but for the names of hosts, which are known only there."""
-        step_name = spawn.run_folder.name
-        agent = python_module("vitscale.processes.host_agent", str(spawn.run_folder), "--", interpreter=self.python)
-        results = spawn.run_folder.parents[1]
-        commands = []
-        for command in spawn.commands:
-            is_step = command[0] == "srun"
-            srun = command if is_step else srun_on_host(None, step_name, (*agent, *command))
-            commands.append(step_command(srun, self._slurm, folders=(results,), cwd=spawn.cwd))
-        return replace(spawn, commands=tuple(commands))
+        """Return the commands as a job starts them; the names of nodes that only the job knows are stand-ins.
+
+        Raises:
+            RequestError: an option of srun may not be set, or a folder cannot be mounted in the container.
+        """
+        gpus = most_gpus(spawn, described(self.node)) if _asks_for_gpus(self._slurm) else 0
+        commands = step_commands(spawn, self._slurm, python=self.python, gpus_per_node=gpus)
+        return replace(spawn, commands=commands)
 
     def own_job(self) -> OwnJob | None:
         """Return the allocation around this process; None where there is none.
@@ -386,7 +291,7 @@ class SlurmCluster(Submitter):
             return None
         own_id = own_job_id()
         _, _, element = own_id.partition("_")
-        placement = SlurmAllocation(self._slurm, self._node, lambda: self.cause(own_id, [nodes]))
+        placement = SlurmAllocation(self._slurm, self.node, lambda: self.cause(own_id, [nodes]))
         return OwnJob(own_id, int(element) if element else None, nodes, placement)
 
     def script(self, job: BatchJob) -> str:
@@ -442,6 +347,14 @@ class SlurmCluster(Submitter):
             return _cause_of_end(job_id, job_fields(job_id), ",".join(nodes))
         except SchedulerError:
             return Cause("failed", f"job {job_id} ended before this run was done; Slurm does not say why (any more)")
+
+
+def _asks_for_gpus(slurm: SlurmSection) -> bool:
+    """Whether jobs are given GPUs, so that their steps have to ask for some: by slurm.gpus or an option (--gres)."""
+    if slurm.gpus != "none":
+        return True
+    gres_options = [option for option in slurm.options if option.startswith(("--gres=", "--tres-per-"))]
+    return any("gpu" in option for option in gres_options)
 
 
 def _job_state(job_id: str, name: str, element: str, state: str, reason: str) -> JobState:

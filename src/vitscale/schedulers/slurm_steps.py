@@ -11,9 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from vitscale.base.interpreter import python_module
 from vitscale.errors import RequestError, shown
+from vitscale.launchers.base import Spawn
 from vitscale.launchers.mpirun import MpiKind, mpirun_name
-from vitscale.schedulers.containers import RankContainer
+from vitscale.machine.hardware import Machine
+from vitscale.schedulers.job_settings import container_of
 from vitscale.study.sections import SlurmSection
 
 OPTION_WORD = re.compile(r"--(?P<name>[a-z][a-z0-9-]*)(=.*)?")
@@ -51,16 +54,54 @@ class _Srun(NamedTuple):
     """An srun's argv in two parts."""
 
     options: tuple[str, ...]
-    """`srun` itself, and its options."""
     program: tuple[str, ...]
 
 
-def step_command(srun: Sequence[str], slurm: SlurmSection, folders: Sequence[Path], cwd: Path) -> tuple[str, ...]:
-    """Return an srun argv with the further options of [slurm], and with its program in the container.
+def step_commands(spawn: Spawn, slurm: SlurmSection, *, python: str, gpus_per_node: int) -> tuple[tuple[str, ...], ...]:
+    """Return a launcher's commands as they start a run's job steps.
+
+    An srun is a step, and mpirun starts steps by itself. The command of each host of another launcher becomes an srun
+    of its own, with a host agent around it. Steps have the run's name, by which they are ended.
+
+    Args:
+        spawn: the launcher's commands.
+        slurm: the study's section.
+        python: interpreter of the host agents, on the nodes or in the container.
+        gpus_per_node: GPUs that each step asks for on each of its nodes; 0: it asks for none.
+
+    Raises:
+        RequestError: an option may not be set, or a folder cannot be mounted in the container.
+    """
+    launched = _agents_on_hosts(spawn, python) if spawn.per_host else spawn.commands
+    results = spawn.run_folder.parents[1]
+    commands = []
+    for command in launched:
+        is_step = command[0] == "srun"
+        if is_step:
+            command = step_command(command, slurm, gpus_per_node=gpus_per_node, folders=(results,), cwd=spawn.cwd)
+        commands.append(command)
+    return tuple(commands)
+
+
+def _agents_on_hosts(spawn: Spawn, python: str) -> tuple[tuple[str, ...], ...]:
+    """Return an srun for each host, which runs the host's command under a host agent."""
+    agent = python_module("vitscale.processes.host_agent", str(spawn.run_folder), "--", interpreter=python)
+    step_name = spawn.run_folder.name
+    return tuple(
+        srun_on_host(host.name, step_name, (*agent, *command))
+        for host, command in zip(spawn.hosts, spawn.commands, strict=True)
+    )
+
+
+def step_command(
+    srun: Sequence[str], slurm: SlurmSection, *, gpus_per_node: int, folders: Sequence[Path], cwd: Path
+) -> tuple[str, ...]:
+    """Return an srun argv with its GPUs, with the further options of [slurm], and with its program in the container.
 
     Args:
         srun: `srun`, its options, then the program.
         slurm: the study's section.
+        gpus_per_node: GPUs that it asks for on each node; 0: it asks for none.
         folders: folders mounted in the container under the same paths, besides `slurm.container_mounts`.
         cwd: the program's working directory, also mounted.
 
@@ -68,34 +109,41 @@ def step_command(srun: Sequence[str], slurm: SlurmSection, folders: Sequence[Pat
         RequestError: an option may not be set, or a path cannot be mounted.
     """
     parts = _parts(srun)
-    options = (*_without_replaced(parts.options, slurm.srun_options), *_checked_options(slurm.srun_options))
+    our_options = ("srun", *gpu_options(gpus_per_node), *parts.options)
+    options = (*_without_replaced(our_options, slurm.srun_options), *_checked_options(slurm.srun_options))
     container = container_of(slurm)
     if container is None:
         return (*options, *parts.program)
     return (*options, *container.srun_options(folders, cwd), *container.wrapped(parts.program, folders, cwd))
 
 
-def container_of(slurm: SlurmSection) -> RankContainer | None:
-    """Return the container that [slurm] asks for; None where it asks for none.
+def gpu_options(gpus_per_node: int) -> tuple[str, ...]:
+    """Return the option of srun by which a step gets GPUs, of which each rank of a node sees all; () for no GPUs.
 
-    Raises:
-        RequestError: a mount has another form.
+    Binding (`--gpu-bind`, `--gpus-per-task`) would hide the GPUs of other ranks, which NCCL then cannot reach directly.
     """
-    return RankContainer.from_section(slurm, "slurm", without_gpus=slurm.gpus == "none")
+    return (f"--gpus-per-node={gpus_per_node}",) if gpus_per_node else ()
 
 
-def srun_on_host(host: str | None, step_name: str, argv: Sequence[str]) -> tuple[str, ...]:
+def most_gpus(spawn: Spawn, node: Machine | None) -> int:
+    """Return the GPUs that the ranks of a node can have: one each, and no more than the node has.
+
+    Several ranks may share a GPU (launch.oversubscribe).
+
+    Args:
+        spawn: with the number of ranks on GPUs.
+        node: one of the nodes; None, or without GPUs, where nobody says how many it has.
+    """
+    node_gpus = 0 if node is None else len(node.gpus)
+    return min(spawn.gpus_per_node, node_gpus) if node_gpus else spawn.gpus_per_node
+
+
+def srun_on_host(host: str, step_name: str, argv: Sequence[str]) -> tuple[str, ...]:
     """Return an srun that runs `argv` on one host beside other steps, with all the job's CPUs there.
 
     Ranks bind themselves.
-
-    Args:
-        host: its name; None where it is known only in the job, which has one node.
-        step_name: name of the step.
-        argv: the program.
     """
-    node_list = [f"--nodelist={host}"] if host is not None else []
-    step_options = [f"--job-name={step_name}", *node_list, "--nodes=1", "--ntasks=1", "--overlap"]
+    step_options = [f"--job-name={step_name}", f"--nodelist={host}", "--nodes=1", "--ntasks=1", "--overlap"]
     return ("srun", *step_options, "--cpu-bind=none", "--mpi=none", "--export=ALL", *argv)
 
 
@@ -124,7 +172,7 @@ def launcher_refusal(slurm: SlurmSection, launcher: str) -> str | None:
 def _parts(srun: Sequence[str]) -> _Srun:
     """Return the two parts of an srun's argv, which has a program."""
     program_start = next(position for position in range(1, len(srun)) if not srun[position].startswith("--"))
-    return _Srun(tuple(srun[:program_start]), tuple(srun[program_start:]))
+    return _Srun(tuple(srun[1:program_start]), tuple(srun[program_start:]))
 
 
 def _option_name(option: str) -> str | None:

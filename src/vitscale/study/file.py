@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from vitscale.base.files import has_long_keys, path_named_in, read_text
 from vitscale.errors import RequestError, explain, nearest, shown, wrong_value
-from vitscale.study.sections import SECTIONS, SWEEPABLE, FieldValues, Study, choices
+from vitscale.study.sections import SCHEDULERS_WITHOUT_HOSTFILE, SECTIONS, SWEEPABLE, FieldValues, Study, choices
 from vitscale.trial.fields import sections_of
 from vitscale.trial.hints import KeyMeaning, meant_key, meant_value
 from vitscale.trial.trial import Mode
@@ -791,7 +791,7 @@ def overlay(site: Path | None, *, launcher: str | None, scheduler: str | None, h
         options["scheduler"] = scheduler
     if hostfile is not None:
         options["hostfile"] = str(hostfile.absolute())
-    elif scheduler in ("local", "slurm", "pbs", "lsf", "flux"):
+    elif scheduler in SCHEDULERS_WITHOUT_HOSTFILE:
         options["hostfile"] = None  # removes the study's or the site's hostfile, which has no meaning here
     if options:
         _check_by_itself("launch", options, _COMMAND_LINE)

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from vitscale.base import plugins
 from vitscale.errors import RequestError, nearest, shown
+from vitscale.machine.batch_systems import BATCH_SYSTEMS
 from vitscale.trial import script
 from vitscale.trial.fields import FieldTraits, Spec, fields_where, sections_of, traits_of
 from vitscale.trial.hints import meant_key
@@ -88,7 +89,9 @@ class ScalingSection(Spec):
 AUTO = "auto"
 
 
-_SCHEDULERS = ("auto", "local", "hostfile", "slurm", "pbs", "lsf", "flux")
+SCHEDULERS_WITHOUT_HOSTFILE = ("local", *BATCH_SYSTEMS)
+"""Names of vitscale's own schedulers that read no hostfile."""
+_SCHEDULERS = (AUTO, "local", "hostfile", *BATCH_SYSTEMS)
 
 
 def _known_scheduler(name: str) -> str:
@@ -143,34 +146,9 @@ class ContainerFields(Spec):
     """HOST:CONTAINER pairs, besides the results and the working directory."""
 
 
-class SlurmSize(Spec):
-    """An entry of slurm.sizes: settings of [slurm] that are others for worlds of many nodes."""
+class JobFields(Spec):
+    """The keys of [slurm] that jobs for many nodes may have other values of (`slurm.sizes`)."""
 
-    min_nodes: int = Field(ge=1, le=1_000_000)
-    """Fewest nodes of the worlds that it is for; where several entries fit, the one with the most counts."""
-    partition: str | None = None
-    """Partition instead of slurm.partition, as are the keys below."""
-    account: str | None = None
-    """Account."""
-    qos: str | None = None
-    """Quality of service."""
-    time: SlurmTime | None = None
-    """Time limit."""
-    constraint: str | None = None
-    """Features that the nodes must have."""
-    reservation: str | None = None
-    """Reservation."""
-
-
-class SlurmSection(ContainerFields):
-    """[slurm]: what a batch system is asked for besides nodes, ranks and cores, which follow from each world.
-
-    PBS, LSF and Flux take those keys that have a meaning there (`docs/clusters/pbs.md`).
-    """
-
-    jobs: Literal["job", "array", "trial-array"] = "job"
-    """job: one job for each world, which does its runs in turn. array: one array per world, with one run in each
-    element. trial-array: one array per world, with all runs of one trial in each element."""
     partition: str | None = None
     """Partition (queue) of the jobs."""
     account: str | None = None
@@ -183,6 +161,24 @@ class SlurmSection(ContainerFields):
     """Features that the nodes must have."""
     reservation: str | None = None
     """Reservation whose nodes the jobs take."""
+
+
+class SlurmSize(JobFields):
+    """An entry of slurm.sizes: what replaces keys of [slurm] for worlds of many nodes; None leaves a key as it is."""
+
+    min_nodes: int = Field(ge=1, le=1_000_000)
+    """Fewest nodes of the worlds that it is for; where several entries fit, the one with the most counts."""
+
+
+class SlurmSection(JobFields, ContainerFields):
+    """[slurm]: what a batch system is asked for besides nodes, ranks and cores, which follow from each world.
+
+    PBS, LSF and Flux take those keys that have a meaning there (`docs/clusters/pbs.md`).
+    """
+
+    jobs: Literal["job", "array", "trial-array"] = "job"
+    """job: one job for each world, which does its runs in turn. array: one array per world, with one run in each
+    element. trial-array: one array per world, with all runs of one trial in each element."""
     sizes: list[SlurmSize] = Field(default_factory=list)
     """Another partition, account, qos, time, constraint or reservation for worlds of many nodes."""
     nodelist: str | None = None
@@ -243,8 +239,8 @@ class MeasureSection(WindowSpec):
     max_gpu_hours: float | None = Field(default=None, gt=0.0)
     """GPUs x hours of all runs, start-up and failed tries included: no run begins that is expected to exceed this."""
     parallel_runs: int | None = Field(default=None, ge=1, le=10_000)
-    """Most runs at a time: each on its own hosts of a hostfile or an allocation, or jobs of Slurm. By default one on
-    hosts, and in Slurm as many as it starts."""
+    """Most runs at a time: each on its own hosts of a hostfile or an allocation, or jobs of a batch system. By
+    default one on hosts, and as many jobs as the batch system starts."""
     hang_seconds: float = Field(default=300.0, gt=0.0)
     """A run in which no rank records anything for this long is ended as `hang`."""
     timeout_seconds: float | None = Field(default=None, gt=0.0)

@@ -13,6 +13,7 @@ import torch
 from vitscale.base.files import open_regular
 from vitscale.base.secret_names import is_secret_name
 from vitscale.engines.packages import installed_versions
+from vitscale.machine.batch_systems import BATCH_SYSTEMS
 from vitscale.machine.cores import cpu_facts, numa_nodes, physical_cores
 from vitscale.machine.gpus import gpu_settings, gpu_with_uuid
 from vitscale.machine.hardware import cpu_quota_cores
@@ -35,7 +36,6 @@ _MOST_VALUE_CHARACTERS = 1_023
 """Longest value that NCCL reads from a file."""
 _CPUS = Path("/sys/devices/system/cpu")
 _ADAPTERS = Path("/sys/class/infiniband")
-_SYSTEM_BY_JOB_VARIABLE = {"SLURM_JOB_ID": "slurm", "PBS_JOBID": "pbs", "LSB_JOBID": "lsf", "FLUX_ENCLOSING_ID": "flux"}
 
 
 def environment(
@@ -169,10 +169,10 @@ def _settings_in(path: Path) -> dict[str, str]:
 
 def allocation(variables: Mapping[str, str]) -> str | None:
     """Returns the batch system and its job id, as "slurm 123", from variables that it sets; None outside a job."""
-    for name, system in _SYSTEM_BY_JOB_VARIABLE.items():
-        job_id = variables.get(name)
+    for system in BATCH_SYSTEMS.values():
+        job_id = variables.get(system.job_id_variable)
         if job_id:
-            return f"{system} {job_id}"
+            return f"{system.name} {job_id}"
     return None
 
 

@@ -95,6 +95,20 @@ def _make_flux(launch: LaunchSection, slurm: SlurmSection, node: NodeSection | N
     return Flux(slurm, node)
 
 
+def _make_kubernetes(
+    launch: LaunchSection, slurm: SlurmSection, node: NodeSection | None, study_path: Path
+) -> Placement:
+    """Return the pods of the JobSet or TrainJob around this process; outside any, pods to plan for.
+
+    Raises:
+        RequestError: the set's hostfile cannot be read.
+    """
+    del launch, slurm, study_path
+    from vitscale.schedulers.pods import make_pods
+
+    return make_pods(node)
+
+
 SCHEDULERS: dict[str, Factory] = {
     "local": _make_local_host,
     "hostfile": _make_hostfile,
@@ -102,20 +116,25 @@ SCHEDULERS: dict[str, Factory] = {
     "pbs": _make_pbs,
     "lsf": _make_lsf,
     "flux": _make_flux,
+    "kubernetes": _make_kubernetes,
 }
 _JOB_VARIABLES: Mapping[str, tuple[str, ...]] = {
     "slurm": ("SLURM_JOB_ID",),
     "pbs": ("PBS_JOBID", "PBS_NODEFILE"),
     "lsf": ("LSB_JOBID", "LSB_MCPU_HOSTS"),
+    "kubernetes": ("VITSCALE_PODS",),
 }
-"""Variables that a batch system sets in its jobs. Flux sets some outside jobs too, so that a study has to name it."""
+"""Variables that a batch system sets in its jobs, and a manifest in its pods.
+
+Flux sets some outside jobs too, so that a study has to name it.
+"""
 
 
 def scheduler_for(study: Study, study_path: Path) -> Placement | Submitter:
     """Return the scheduler that runs a study.
 
-    That is the one that the study names, else a hostfile where one is given, else the job of Slurm, PBS or LSF around
-    this process, else this machine. Inside a job of the batch system it is that job's placement.
+    That is the one that the study names, else a hostfile where one is given, else the job of Slurm, PBS or LSF, or the
+    pods, around this process, else this machine. Inside a job of the batch system it is that job's placement.
 
     Args:
         study: its [launch], [slurm] and [node].

@@ -759,7 +759,7 @@ def _override_value(text: str, field: str) -> Any:
     return text
 
 
-SITE_SECTIONS = ("launch", "slurm", "node")
+SITE_SECTIONS = ("launch", "slurm", "kubernetes", "node")
 """Sections that a site file may have; they are put over those of the study."""
 
 Overlay = Mapping[str, Mapping[str, Any]]
@@ -791,7 +791,7 @@ def overlay(site: Path | None, *, launcher: str | None, scheduler: str | None, h
         options["scheduler"] = scheduler
     if hostfile is not None:
         options["hostfile"] = str(hostfile.absolute())
-    elif scheduler in ("local", "slurm", "pbs", "lsf", "flux"):
+    elif scheduler in ("local", "slurm", "pbs", "lsf", "flux", "kubernetes"):
         options["hostfile"] = None  # removes the study's or the site's hostfile, which has no meaning here
     if options:
         _check_by_itself("launch", options, _COMMAND_LINE)
@@ -805,7 +805,7 @@ def read_site(path: Path) -> dict[str, dict[str, Any]]:
     Raises:
         RequestError: as `overlay` says.
     """
-    text = read_text(path, "site file", next_step="Give a TOML file with [launch], [slurm] or [node]")
+    text = read_text(path, "site file", next_step="Give a TOML file with [launch], [slurm], [kubernetes] or [node]")
     try:
         if has_long_keys(text):
             raise ValueError("it is nested too deeply")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from vitscale.processes import pod_shell
-from vitscale.processes.pod_shell import PodShellError, PodShellServer, Request, call, make_key
+from vitscale.processes.pod_shell import PodRequest, PodShellError, PodShellServer, call, make_key
 
 
 class Served:
@@ -31,7 +31,7 @@ class Served:
         self.thread = threading.Thread(target=lambda: self.codes.append(self.server.serve()))
         self.thread.start()
 
-    def ask(self, request: Request, key_file: Path | None = None) -> tuple[int, bytes]:
+    def ask(self, request: PodRequest, key_file: Path | None = None) -> tuple[int, bytes]:
         """Exit code and output of a request."""
         output = io.BytesIO()
         code = call(
@@ -41,7 +41,7 @@ class Served:
 
     def end(self) -> None:
         if self.thread.is_alive():
-            self.ask(Request(finish_code=0))
+            self.ask(PodRequest(finish_code=0))
         self.thread.join()
 
 
@@ -60,11 +60,11 @@ def test_a_command_runs_in_the_callers_folder_and_its_output_and_exit_code_come_
     served: Served, tmp_path: Path
 ) -> None:
     code = "import os, sys; print(os.getcwd(), flush=True); print('wrong', file=sys.stderr); sys.exit(7)"
-    assert served.ask(Request(python(code), str(tmp_path))) == (7, f"{tmp_path}\nwrong\n".encode())
+    assert served.ask(PodRequest(python(code), str(tmp_path))) == (7, f"{tmp_path}\nwrong\n".encode())
 
 
 def test_more_output_than_a_frame_comes_whole(served: Served) -> None:
-    code, output = served.ask(Request(python("print('x' * 300_000)")))
+    code, output = served.ask(PodRequest(python("print('x' * 300_000)")))
     assert (code, output) == (0, b"x" * 300_000 + b"\n")
 
 
@@ -77,20 +77,20 @@ def test_more_output_than_a_frame_comes_whole(served: Served) -> None:
     ],
 )
 def test_an_end_that_is_no_exit_is_a_shells_code(served: Served, argv: tuple[str, ...], exit_code: int) -> None:
-    assert served.ask(Request(argv))[0] == exit_code
+    assert served.ask(PodRequest(argv))[0] == exit_code
 
 
 def test_what_kubeflow_sets_for_torchrun_stays_in_the_pod(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_NNODES", "8")
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
     code = "import os; print(os.environ.get('PET_NNODES'), os.environ.get('NCCL_DEBUG'))"
-    assert served.ask(Request(python(code))) == (0, b"None WARN\n")
+    assert served.ask(PodRequest(python(code))) == (0, b"None WARN\n")
 
 
 def test_it_ends_with_the_code_that_it_is_told(served: Served) -> None:
-    assert served.ask(Request()) == (0, b"")
+    assert served.ask(PodRequest()) == (0, b"")
     assert served.thread.is_alive()
-    assert served.ask(Request(finish_code=1)) == (0, b"")
+    assert served.ask(PodRequest(finish_code=1)) == (0, b"")
     served.thread.join()
     assert served.codes == [1]
 
@@ -100,7 +100,7 @@ def test_another_key_starts_nothing(served: Served, tmp_path: Path) -> None:
     make_key(other_key)
     mark = tmp_path / "ran"
     with pytest.raises(PodShellError, match="closed the connection"):
-        served.ask(Request(("touch", str(mark))), other_key)
+        served.ask(PodRequest(("touch", str(mark))), other_key)
     served.end()
     assert not mark.exists()
     assert "wrong proof" in served.lines[0]
@@ -108,7 +108,7 @@ def test_another_key_starts_nothing(served: Served, tmp_path: Path) -> None:
 
 def test_an_overheard_request_starts_nothing(served: Served, tmp_path: Path) -> None:
     """The proof is of one connection's challenge, and each connection has its own."""
-    text = Request(("touch", str(tmp_path / "ran"))).to_json()
+    text = PodRequest(("touch", str(tmp_path / "ran"))).to_json()
     overheard = {"request": text, "proof": pod_shell._proof(served.key_file, "an earlier challenge", text)}
     assert _answer(served, json.dumps(overheard).encode() + b"\n") == b""
     served.end()
@@ -124,7 +124,7 @@ def test_an_overheard_request_starts_nothing(served: Served, tmp_path: Path) -> 
 )  # fmt: skip
 def test_whoever_proves_nothing_gets_no_answer_and_the_server_goes_on(served: Served, sent: bytes) -> None:
     assert _answer(served, sent) == b""
-    assert served.ask(Request()) == (0, b"")
+    assert served.ask(PodRequest()) == (0, b"")
 
 
 def _answer(served: Served, sent: bytes) -> bytes:
@@ -149,12 +149,12 @@ def _answer(served: Served, sent: bytes) -> bytes:
 )  # fmt: skip
 def test_a_proved_text_that_is_no_request_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"no request|Expecting"):
-        Request.from_json(text)
+        PodRequest.from_json(text)
 
 
 def test_a_request_survives_its_line() -> None:
-    request = Request(("a b", "'", "é\n"), "/x", 2)
-    assert Request.from_json(request.to_json()) == request
+    request = PodRequest(("a b", "'", "é\n"), "/x", 2)
+    assert PodRequest.from_json(request.to_json()) == request
 
 
 def test_a_key_is_its_owners_alone_and_stays(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_the_program_ends_as_the_command_does(served: Served, monkeypatch: pytes
 
 
 def _with_port(port: int):  # type: ignore[no-untyped-def]
-    def ask(key_file: Path, host: str, request: Request, output: object) -> int:
+    def ask(key_file: Path, host: str, request: PodRequest, output: object) -> int:
         del output
         return call(key_file, host, request, patience_seconds=0.0, port=port)
 
@@ -187,7 +187,7 @@ def test_a_pod_that_is_not_there_is_said(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with pytest.raises(PodShellError, match=f"pod 127.0.0.1 is not reached on port {port}"):
-        call(tmp_path / "key", "127.0.0.1", Request(), patience_seconds=0.0, port=port)
+        call(tmp_path / "key", "127.0.0.1", PodRequest(), patience_seconds=0.0, port=port)
 
 
 def test_wrong_arguments_get_the_usage() -> None:

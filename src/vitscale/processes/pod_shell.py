@@ -62,7 +62,7 @@ class PodShellError(Exception):
 
 
 @dataclass(frozen=True)
-class Request:
+class PodRequest:
     """What a caller asks of a pod: to run a command, or else to finish, or else only to answer."""
 
     argv: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ class Request:
         return json.dumps({"argv": self.argv, "cwd": self.cwd, "finish_code": self.finish_code})
 
     @classmethod
-    def from_json(cls, text: str) -> Request:
+    def from_json(cls, text: str) -> PodRequest:
         """Read a request.
 
         Raises:
@@ -120,7 +120,7 @@ def make_key(key_file: Path) -> None:
 def call(
     key_file: Path,
     host: str,
-    request: Request,
+    request: PodRequest,
     output: IO[bytes] | None = None,
     *,
     patience_seconds: float = _PATIENCE_SECONDS,
@@ -307,7 +307,7 @@ class PodShellServer:
         finally:
             self._room.release()
 
-    def _proved_request(self, connection: socket.socket) -> Request:
+    def _proved_request(self, connection: socket.socket) -> PodRequest:
         """Read a request, and return it where its proof is right.
 
         Raises:
@@ -327,7 +327,7 @@ class PodShellServer:
         if not hmac.compare_digest(proof.encode(), expected.encode()):
             raise ValueError("wrong proof: it has another key")
         connection.settimeout(None)
-        return Request.from_json(text)
+        return PodRequest.from_json(text)
 
 
 def _listening_socket(port: int) -> socket.socket:
@@ -351,7 +351,7 @@ def _send(connection: socket.socket, kind: bytes, payload: bytes) -> None:
     connection.sendall(_FRAME_HEADER.pack(kind, len(payload)) + payload)
 
 
-def _run(request: Request, connection: socket.socket) -> int:
+def _run(request: PodRequest, connection: socket.socket) -> int:
     """Run a command, send what it prints, and return its exit code as a shell does: 128 + N where signal N ended it.
 
     A command whose caller is gone runs on: what the driver starts is a host agent, which ends with its heartbeat.
@@ -400,7 +400,7 @@ def main(arguments: Sequence[str]) -> int:
     match list(arguments):
         case [key_file, host, "--", *argv] if argv:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-            request = Request(tuple(argv), str(Path.cwd()))
+            request = PodRequest(tuple(argv), str(Path.cwd()))
         case _:
             sys.exit("usage: python -m vitscale.processes.pod_shell KEY_FILE HOST -- COMMAND...")
     try:

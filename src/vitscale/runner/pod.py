@@ -22,7 +22,7 @@ from vitscale.base.files import file_lock
 from vitscale.base.interpreter import python_module
 from vitscale.errors import RequestError, VitscaleError, shown
 from vitscale.machine.hosts import Host, read_hostfile
-from vitscale.processes.pod_shell import PodShellError, PodShellServer, Request, call, make_key
+from vitscale.processes.pod_shell import PodRequest, PodShellError, PodShellServer, call, make_key
 from vitscale.schedulers.pods import HOSTFILE_VARIABLE, KEY_FILE_VARIABLE
 
 INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
@@ -154,7 +154,7 @@ def _wait_for(pod: str, key_file: Path) -> None:
     noted_seconds = -_SECONDS_BETWEEN_NOTES
     while True:
         try:
-            call(key_file, pod, Request(), patience_seconds=0.0)
+            call(key_file, pod, PodRequest(), patience_seconds=0.0)
         except PodShellError as error:
             if time.monotonic() - noted_seconds >= _SECONDS_BETWEEN_NOTES:
                 _say(f"vitscale: waiting for another pod: {error}")
@@ -178,7 +178,7 @@ def _wait_for_lock(results: Path) -> None:
 def _finish(pod: str, key_file: Path, code: int) -> None:
     """Tell a pod that the study is over; one that does not answer is left to Kubernetes."""
     try:
-        call(key_file, pod, Request(finish_code=code))
+        call(key_file, pod, PodRequest(finish_code=code))
     except PodShellError as error:
         _say(f"vitscale: {error}")
 

@@ -108,11 +108,12 @@ class PlannedPods(Placement):
         return spawn
 
     def pool(self) -> tuple[Host, ...]:
-        """Raise RequestError: a manifest has as many pods as the largest trial, and none for runs side by side."""
+        """Raise RequestError: pods have names only in their cluster, and runs side by side would need more of them."""
         raise RequestError(
-            "measure.parallel_runs runs trials side by side, and a manifest asks for no more pods than the largest "
-            "trial needs",
-            next_step="Remove it, or plan two studies with a manifest each",
+            "pods are known in their cluster alone: neither measure.parallel_runs nor `vitscale check` can use them "
+            "from here",
+            next_step="Leave out measure.parallel_runs; start the pods with the manifest that `vitscale plan STUDY "
+            "--commands` prints",
         )
 
 

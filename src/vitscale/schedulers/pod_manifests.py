@@ -1,6 +1,6 @@
 """Manifests of Kubernetes that run a study: a ConfigMap, and a JobSet or a TrainJob that runs a pod on each host.
 
-Fields are as in the sources of JobSet 0.12 (`api/jobset/v1alpha2/jobset_types.go`), of Kubeflow Trainer 2.3
+Fields are as in the sources of JobSet 0.8 (`api/jobset/v1alpha2/jobset_types.go`), of Kubeflow Trainer 2.2
 (`pkg/apis/trainer/v1alpha1/trainjob_types.go`, whose `runtimePatches` older ones do not have), and of its runtime
 `torch-distributed`, with a job and a container both called "node". A TrainJob becomes a JobSet of the same name, so the
 pods of either have the same names.
@@ -214,8 +214,8 @@ def _job_set(pod_set: PodSet) -> dict[str, Any]:
 
 def _train_job(pod_set: PodSet) -> dict[str, Any]:
     """Return a TrainJob; what it cannot say of volumes is a patch of its runtime."""
+    # A pod keeps Kubernetes' 30 s to end in: Trainer 2.2 takes no patch of terminationGracePeriodSeconds.
     pod_patch = {
-        "terminationGracePeriodSeconds": _GRACE_SECONDS,
         "volumes": _volumes(pod_set),
         "containers": [{"name": _NODE, "volumeMounts": _volume_mounts()}],
     }

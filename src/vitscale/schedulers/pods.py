@@ -108,7 +108,11 @@ class PlannedPods(Placement):
         return spawn
 
     def pool(self) -> tuple[Host, ...]:
-        """Raise RequestError: pods have names only in their cluster, and runs side by side would need more of them."""
+        """Refuse to name pods that do not run yet.
+
+        Raises:
+            RequestError: always; runs side by side, and checks, need hosts that are there.
+        """
         raise RequestError(
             "pods are known in their cluster alone: neither measure.parallel_runs nor `vitscale check` can use them "
             "from here",

@@ -211,7 +211,7 @@ ResourceName = Annotated[
     str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
 ]
 """Name by which a device plug-in gives out GPUs."""
-Quantity = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,11}([kMGT]|[KMGT]i)?$")]
+KubernetesQuantity = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,11}([kMGT]|[KMGT]i)?$")]
 """An amount of memory as Kubernetes writes it."""
 AbsolutePath = Annotated[str, Field(pattern=r"^/[^\x00-\x1f\x7f]{1,1000}$")]
 
@@ -227,7 +227,7 @@ class KubernetesSection(Spec):
     """PersistentVolumeClaim that all pods may write to, for results and decoded data; every manifest needs one."""
     gpu_resource: ResourceName = "nvidia.com/gpu"
     """Name by which pods ask for GPUs: amd.com/gpu for AMD's."""
-    shared_memory: Quantity = "16Gi"
+    shared_memory: KubernetesQuantity = "16Gi"
     """Most shared memory of a pod (/dev/shm), for NCCL and data loaders."""
     study: AbsolutePath | None = None
     """Path of the study file in the image, with the files that it names; None: a ConfigMap brings the study."""

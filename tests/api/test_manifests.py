@@ -35,7 +35,7 @@ class Asked:
 
     def write(self, changes: dict[str, dict[str, Any]] | None = None, site: str = SITE) -> None:
         """A study of one GPU, a whole pod and two pods, with changes by section."""
-        sizes = {"scaling": {"gpus": [1, 8, 16]}, "data": {"name": "synthetic"}}
+        sizes: dict[str, dict[str, Any]] = {"scaling": {"gpus": [1, 8, 16]}, "data": {"name": "synthetic"}}
         self.study.write_text(toml(sizes | (changes or {}), "ViT_1"))
         self.site.write_text(site)
 

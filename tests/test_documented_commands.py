@@ -123,9 +123,10 @@ VITSCALE = [name for name, command in COMMANDS.items() if command.line.startswit
 
 
 def arguments_of(line: str) -> list[str]:
-    """Of a command, with all that may be left out; a usage's capitals stand for something."""
+    """Of a command, with all that may be left out, without the file that its output goes to; a usage's capitals stand
+    for something."""
     meant = {"LOG...": "LOG.csv", "F": "epochs", "VERSION": "0.19.8"}
-    words = [word if "=" in word else re.sub(r"[\[\]]", "", word) for word in shlex.split(line)[1:]]
+    words = [word if "=" in word else re.sub(r"[\[\]]", "", word) for word in shlex.split(line.partition(" > ")[0])[1:]]
     return [meant.get(word, word) for word in words]
 
 
@@ -138,6 +139,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "hosts").write_text("198.51.100.1 slots=1\n198.51.100.2 slots=1\n")  # for documentation (RFC 5737)
     for name, page, block in (
         ("mycluster.toml", "clusters/slurm.md", r"```toml\n# mycluster.toml\n(.*?)```"),
+        ("kubernetes.toml", "clusters/kubernetes.md", r"```toml\n# kubernetes.toml\n(.*?)```"),
         ("cluster.toml", "clusters/slurm.md", r"```toml\n# mycluster.toml\n(.*?)```"),
         ("ds.json", "lint.md", r"```json\n(.*?)```"),
         ("DS.json", "lint.md", r"```json\n(.*?)```"),

@@ -56,7 +56,7 @@ def test_every_key_of_a_study_is_in_its_page() -> None:
     page = (ROOT / "docs/study-file.md").read_text()
     sections = {name: field.annotation for name, field in Study.model_fields.items()}
     models = {name: kind for name, kind in sections.items() if isinstance(kind, type) and issubclass(kind, BaseModel)}
-    assert {"model", "data", "train", "parallel", "scaling", "launch", "slurm", "measure"} == set(models)
+    assert {"model", "data", "train", "parallel", "scaling", "launch", "slurm", "kubernetes", "measure"} == set(models)
     for section, model in models.items():
         assert f"[{section}]" in page
         for key in model.model_fields:

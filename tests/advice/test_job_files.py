@@ -12,7 +12,6 @@ import yaml
 
 from advice.test_study_text import scripted
 from advice_factory import advised
-from needs import programs
 from vitscale.advice.job_files import JOB_FORMATS, job_text
 from vitscale.advice.request import Option
 from vitscale.advice.study_text import study_text
@@ -65,26 +64,6 @@ def test_the_study_arrives_as_it_is(nodes: int, tmp_path: Path) -> None:
         assert (tmp_path / "hosts").read_text() == "10.0.0.1 slots=2\n10.0.0.2 slots=2\n10.0.0.3 slots=2\n"
 
 
-def test_pods_find_each_other_by_the_names_that_a_jobset_gives_them() -> None:
-    """JOBSET-JOB-REPLICA-POD.SUBDOMAIN."""
-    config, job_set = yaml.safe_load_all(written("jobset", 3))
-    spec = job_set["spec"]
-    named = [
-        f"{job_set['metadata']['name']}-{job['name']}-0-{pod}.{spec['network']['subdomain']}"
-        for job in spec["replicatedJobs"]
-        for pod in range(job["template"]["spec"]["completions"])
-    ]
-    assert [line.split()[0] for line in config["data"]["hosts"].splitlines()] == named
-    assert len(named) == 3
-
-
-def pod_commands(nodes: int) -> dict[str, str]:
-    """Shell command of the pods of each job in a set."""
-    _, job_set = yaml.safe_load_all(written("jobset", nodes))
-    pods = {job["name"]: job["template"]["spec"]["template"]["spec"] for job in job_set["spec"]["replicatedJobs"]}
-    return {name: pod["containers"][0]["command"][2] for name, pod in pods.items()}
-
-
 def program(folder: Path, name: str, body: str) -> None:
     path = folder / name
     path.write_text(f"#!/bin/bash\n{body}\n")
@@ -92,38 +71,15 @@ def program(folder: Path, name: str, body: str) -> None:
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
-def test_the_first_pod_runs_the_study_into_the_volume_once_all_hosts_answer(nodes: int, tmp_path: Path) -> None:
-    config, _ = yaml.safe_load_all(written("jobset", nodes))
-    for name, text in config["data"].items():
-        (tmp_path / name).write_text(text)
-    # A host answers when it is asked for the second time.
-    program(tmp_path, "ssh", 'echo "ssh ${@: -2:1}" >> calls; [ "$(grep -c "ssh ${@: -2:1}" calls)" = 2 ]')
-    program(tmp_path, "sleep", "true")
-    program(tmp_path, "vitscale", 'echo "vitscale $@" >> calls')
-    command = pod_commands(nodes)["first"].replace("/study/hosts", "hosts", 1)
-    around = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    subprocess.run(["bash", "-c", command], cwd=tmp_path, env=around, check=True)
-    others = [f"my-vit-advised-others-0-{pod}.my-vit-advised" for pod in range(nodes - 1)]
-    hostfile = " --hostfile /study/hosts" if nodes > 1 else ""
-    assert (tmp_path / "calls").read_text().splitlines() == [
-        *(f"ssh {host}" for host in others for _ in range(2)),
-        f"vitscale run /study/study.toml -o /shared/results/my-vit-advised{hostfile}",
-    ]
-
-
-def test_ssh_takes_the_new_keys_of_the_sets_own_pods_alone(tmp_path: Path) -> None:
-    programs("ssh")
-    config, _ = yaml.safe_load_all(written("jobset", 3))
-    (tmp_path / "config").write_text(config["data"]["ssh_config"])
-
-    def settings(host: str) -> str:
-        asked = ["ssh", "-F", str(tmp_path / "config"), "-G", host]
-        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout
-
-    own = settings(config["data"]["hosts"].splitlines()[2].split()[0])
-    assert "stricthostkeychecking false\n" in own
-    assert "userknownhostsfile /dev/null\n" in own
-    assert "stricthostkeychecking false\n" not in settings("example.org")
+def test_each_host_is_a_pod_that_runs_the_study_with_a_launcher_that_needs_no_ssh(nodes: int) -> None:
+    config, job_set = yaml.safe_load_all(written("jobset", nodes))
+    (job,) = job_set["spec"]["replicatedJobs"]
+    assert job["template"]["spec"]["completions"] == len(config["data"]["hosts"].splitlines()) == nodes
+    (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == [
+        "python3", "-P", "-m", "vitscale.runner.pod", "/shared/results/my-vit-advised", "/study/study.toml",
+        "--scheduler", "kubernetes", "--launcher", "torchrun",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_nothing_given_puts_nothing_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[train]\nmicro_batch = 4", "has a section 'train'. Valid: [launch], [slurm], [node]. What is to be studied"),
+        ("[train]\nmicro_batch = 4", "has a section 'train'. Valid: [launch], [slurm], [kubernetes], [node]. What"),
         ("name = 'x'", "has a key 'name' outside a section. Valid: [launch]"),
         ("launch = 3", "has a key 'launch' outside a section"),
         ("[[launch]]", "has a key 'launch' outside a section"),

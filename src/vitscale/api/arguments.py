@@ -33,11 +33,11 @@ class LaunchOptions:
     launcher: str | None = None
     """How ranks are started: local, torchrun, mpirun, srun, deepspeed."""
     scheduler: str | None = None
-    """Where they run: local, hostfile, slurm, pbs, lsf or flux."""
+    """Where they run: local, hostfile, slurm, pbs, lsf, flux or kubernetes."""
     hostfile: StrPath | None = None
     """Hosts to run on: a file with one `NAME slots=N` a line."""
     site: StrPath | None = None
-    """A site file, whose [launch], [slurm] and [node] are put over the study's own."""
+    """A site file, whose [launch], [slurm], [kubernetes] and [node] are put over the study's own."""
 
     def overlay(self) -> Overlay:
         """Return the sections that are put over a study; the options here win over the site file.

@@ -118,6 +118,8 @@ def commands(
 ) -> str:
     """List the exact commands or batch scripts of every trial of a study, for a results folder RESULTS.
 
+    For pods of Kubernetes that is the manifest which starts them.
+
     Args:
         study: the study file.
         overrides: values put over the study, as `train.micro_batch=16`.
@@ -131,6 +133,12 @@ def commands(
     file = StudyFile.read(path_of(study), overlay_of(launch), overrides)
     # Counts decide nothing but what will not fit; without them no model is traced.
     planned = runner.plan(file, check_data=check_or_expect, counts_models=skip_unfit)
+    if planned.scheduler.needs_manifest:
+        from vitscale.api.manifests import ManifestOptions, manifest_of
+
+        memory_bytes(gpu_memory)  # refuses what is no size
+        options = ManifestOptions(launch or LaunchOptions(), skip_unfit, gpu_memory)
+        return manifest_of(planned, file, options)
     return command_list(planned, None, unfit=unfit_trials(planned, gpu_memory, skip_unfit=skip_unfit))
 
 

@@ -148,6 +148,11 @@ def commands_to_do(
         StoreError: the folder holds something else.
     """
     planned = _planned(study, overrides, output, launch)
+    if planned.plan.scheduler.needs_manifest:
+        raise RequestError(
+            "the runs of a set of pods are known in the pods alone, which have the results",
+            next_step="Print the manifest, which does what is not done yet: vitscale plan STUDY --commands",
+        )
     skipped = unfit_trials(planned.plan, gpu_memory, skip_unfit=skip_unfit)
     return command_list(planned.plan, planned.results, retry_failed=retry_failed, unfit=skipped)
 

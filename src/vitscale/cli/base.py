@@ -259,7 +259,7 @@ LauncherOption = Annotated[
     str | None, option("--launcher", "NAME", "How ranks are started: local, torchrun, mpirun, ...")
 ]
 SchedulerOption = Annotated[
-    str | None, option("--scheduler", "NAME", "Where ranks run: local, hostfile, slurm, pbs, lsf or flux.")
+    str | None, option("--scheduler", "NAME", "Where ranks run: local, hostfile, slurm, pbs, lsf, flux or kubernetes.")
 ]
 HostfileOption = Annotated[Path | None, option("--hostfile", "FILE", "Hosts to run on: one NAME slots=N a line.")]
 

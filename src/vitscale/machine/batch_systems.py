@@ -74,6 +74,11 @@ FLUX = BatchSystemFacts(
 BATCH_SYSTEMS: Mapping[str, BatchSystemFacts] = {facts.name: facts for facts in (SLURM, PBS, LSF, FLUX)}
 """All batch systems of vitscale's own, by name."""
 
+KUBERNETES = "kubernetes"
+"""Name of the scheduler of pods. It is no batch system: a manifest has started the pods before vitscale runs."""
+PODS_VARIABLE = "VITSCALE_PODS"
+"""Variable of each pod of a manifest: the path of the set's hostfile, the first pod's name in its first line."""
+
 
 def system_of_job(variables: Mapping[str, str]) -> BatchSystemFacts | None:
     """Return the batch system in whose job a process with these environment variables runs; None outside jobs.

@@ -111,8 +111,14 @@ def refuse_elsewhere(scheduler: Scheduler, engines: Iterable[str] = ()) -> None:
 
     Raises:
         RequestError: something is missing; for packages the message names the extra that brings them, or
-            whose engine needs them.
+            whose engine needs them. Or the hosts begin only by a manifest.
     """
+    if scheduler.needs_manifest:
+        raise RequestError(
+            f"{scheduler.title} is started by a cluster, and not from here",
+            next_step="Print its manifest with `vitscale plan STUDY --commands`, and start it with "
+            "`kubectl apply -f FILE`",
+        )
     if scheduler.default_launcher != LOCAL:
         return
     _refuse_smaller_machine(scheduler.machine())

@@ -9,7 +9,7 @@ from pathlib import Path
 from vitscale.base import plugins
 from vitscale.base.files import path_named_in
 from vitscale.errors import RequestError, shown
-from vitscale.machine.batch_systems import FLUX, LSF, PBS, SLURM, system_of_job
+from vitscale.machine.batch_systems import FLUX, KUBERNETES, LSF, PBS, PODS_VARIABLE, SLURM, system_of_job
 from vitscale.machine.hosts import read_hostfile
 from vitscale.schedulers.base import Cause, LocalHost, Placement, Scheduler, Submitter, described
 from vitscale.schedulers.hostfile import Hostfile
@@ -96,6 +96,20 @@ def _make_flux(launch: LaunchSection, slurm: SlurmSection, node: NodeSection | N
     return Flux(slurm, node)
 
 
+def _make_kubernetes(
+    launch: LaunchSection, slurm: SlurmSection, node: NodeSection | None, study_path: Path
+) -> Placement:
+    """Return the pods of the JobSet or TrainJob around this process; outside any, pods to plan for.
+
+    Raises:
+        RequestError: the set's hostfile cannot be read.
+    """
+    del launch, slurm, study_path
+    from vitscale.schedulers.pods import make_pods
+
+    return make_pods(node)
+
+
 SCHEDULERS: dict[str, Factory] = {
     "local": _make_local_host,
     "hostfile": _make_hostfile,
@@ -103,14 +117,15 @@ SCHEDULERS: dict[str, Factory] = {
     PBS.name: _make_pbs,
     LSF.name: _make_lsf,
     FLUX.name: _make_flux,
+    KUBERNETES: _make_kubernetes,
 }
 
 
 def scheduler_for(study: Study, study_path: Path) -> Placement | Submitter:
     """Return the scheduler that runs a study.
 
-    That is the one that the study names, else a hostfile where one is given, else the job of Slurm, PBS or LSF around
-    this process, else this machine. Inside a job of the batch system it is that job's placement.
+    That is the one that the study names, else a hostfile where one is given, else the job of Slurm, PBS or LSF, or the
+    pods, around this process, else this machine. Inside a job of the batch system it is that job's placement.
 
     Args:
         study: its [launch], [slurm] and [node].
@@ -138,7 +153,9 @@ def _scheduler_name(launch: LaunchSection) -> str:
     if launch.hostfile:
         return "hostfile"
     system = system_of_job(os.environ)
-    return "local" if system is None else system.name
+    if system is not None:
+        return system.name
+    return KUBERNETES if PODS_VARIABLE in os.environ else "local"
 
 
 def make_scheduler(

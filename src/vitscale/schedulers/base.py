@@ -33,6 +33,8 @@ class Scheduler(ABC):
     """Its name in messages."""
     default_launcher: str = "torchrun"
     """The launcher of studies that name none."""
+    needs_manifest: bool = False
+    """Whether its hosts begin only by a manifest that somebody hands to a cluster (`pod_manifests`)."""
 
     @abstractmethod
     def machine(self) -> Machine:

@@ -31,8 +31,8 @@ _SSH_COMMAND = (
     "-o",
     "ServerAliveCountMax=4",
 )
-_SSH_FAILED = 255
-"""ssh's own exit code for failure; any other is the command's, and so the host has answered."""
+_UNREACHED_CODE = 255
+"""ssh's own exit code for failure, and `pod_shell`'s; any other is the command's, and so the host has answered."""
 _END_SECONDS = 40.0
 """More than ssh needs to give a host up (`_SSH_COMMAND`): what takes longer has begun, on a host that is slow."""
 
@@ -116,21 +116,33 @@ class Hostfile(Placement):
                 commands.append(command)
             else:
                 agent = python_module("vitscale.processes.host_agent", str(spawn.run_folder), "--", *command)
-                commands.append((*_SSH_COMMAND, "--", host.name, _in_folder(agent)))
+                commands.append(self.reach(host.name, agent))
         return replace(spawn, commands=tuple(commands))
 
+    def reach(self, host: str, argv: Sequence[str]) -> tuple[str, ...]:
+        """Return the argv that runs `argv` on another host, in this process's working folder.
+
+        It ends with the exit code of `argv`, or with `_UNREACHED_CODE`.
+        """
+        return (*_SSH_COMMAND, "--", host, _in_folder(argv))
+
+    def reach_anywhere(self, host: str, argv: Sequence[str]) -> Sequence[str]:
+        """Return the argv that runs `argv` on another host, whether or not it has this process's working folder."""
+        return on_host(host, argv)
+
     def end_elsewhere(self, spawn: Spawn, exit_code: int | None) -> tuple[str, ...]:
-        """End what is left on all other hosts at once; returns those that ssh did not reach."""
+        """End what is left on all other hosts at once; returns those that were not reached."""
         del exit_code
         unreached: list[str] = []
 
         def end_on(host: str) -> None:
-            argv = on_host(host, python_module("vitscale.processes.host_agent", "--end", name_of(spawn.token)))
+            end_run = python_module("vitscale.processes.host_agent", "--end", name_of(spawn.token))
+            argv = self.reach_anywhere(host, end_run)
             try:
                 answer = answer_to(argv, _END_SECONDS, own_session=True)  # a second Ctrl-C must not end it
             except (OSError, subprocess.TimeoutExpired):
                 return  # ranks there end with their heartbeats, which also tell of a host that has fallen silent
-            if answer.returncode == _SSH_FAILED:
+            if answer.returncode == _UNREACHED_CODE:
                 unreached.append(host)
 
         remote = [host.name for host in spawn.hosts if not is_this_machine(host.name)]

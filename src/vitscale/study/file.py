@@ -759,7 +759,7 @@ def _override_value(text: str, field: str) -> Any:
     return text
 
 
-SITE_SECTIONS = ("launch", "slurm", "node")
+SITE_SECTIONS = ("launch", "slurm", "kubernetes", "node")
 """Sections that a site file may have; they are put over those of the study."""
 
 Overlay = Mapping[str, Mapping[str, Any]]
@@ -805,7 +805,7 @@ def read_site(path: Path) -> dict[str, dict[str, Any]]:
     Raises:
         RequestError: as `overlay` says.
     """
-    text = read_text(path, "site file", next_step="Give a TOML file with [launch], [slurm] or [node]")
+    text = read_text(path, "site file", next_step="Give a TOML file with [launch], [slurm], [kubernetes] or [node]")
     try:
         if has_long_keys(text):
             raise ValueError("it is nested too deeply")

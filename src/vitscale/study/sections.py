@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from vitscale.base import plugins
 from vitscale.errors import RequestError, nearest, shown
-from vitscale.machine.batch_systems import BATCH_SYSTEMS
+from vitscale.machine.batch_systems import BATCH_SYSTEMS, KUBERNETES
 from vitscale.trial import script
 from vitscale.trial.fields import FieldTraits, Spec, fields_where, sections_of, traits_of
 from vitscale.trial.hints import meant_key
@@ -89,9 +89,9 @@ class ScalingSection(Spec):
 AUTO = "auto"
 
 
-SCHEDULERS_WITHOUT_HOSTFILE = ("local", *BATCH_SYSTEMS)
+SCHEDULERS_WITHOUT_HOSTFILE = ("local", *BATCH_SYSTEMS, KUBERNETES)
 """Names of vitscale's own schedulers that read no hostfile."""
-_SCHEDULERS = (AUTO, "local", "hostfile", *BATCH_SYSTEMS)
+_SCHEDULERS = (AUTO, "local", "hostfile", *BATCH_SYSTEMS, KUBERNETES)
 
 
 def _known_scheduler(name: str) -> str:
@@ -201,6 +201,38 @@ class SlurmSection(JobFields, ContainerFields):
     """Lines of shell in the batch script after the modules, for what a site needs. Only here is shell allowed."""
 
 
+KubernetesName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
+"""Name of an object of Kubernetes: a DNS subdomain."""
+ResourceName = Annotated[
+    str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
+]
+"""Name by which a device plug-in gives out GPUs."""
+KubernetesQuantity = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,11}([kMGT]|[KMGT]i)?$")]
+"""An amount of memory as Kubernetes writes it."""
+AbsolutePath = Annotated[str, Field(pattern=r"^/[^\x00-\x1f\x7f]{1,1000}$")]
+
+
+class KubernetesSection(Spec):
+    """[kubernetes]: what a manifest needs besides hosts, ranks and cores, which follow from the study's worlds."""
+
+    manifest: Literal["jobset", "trainjob"] = "jobset"
+    """jobset: a JobSet (jobset.x-k8s.io). trainjob: a TrainJob of Kubeflow Trainer."""
+    image: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,499}$")] | None = None
+    """Image with vitscale and what training needs; every manifest needs one."""
+    claim: KubernetesName | None = None
+    """PersistentVolumeClaim that all pods may write to, for results and decoded data; every manifest needs one."""
+    gpu_resource: ResourceName = "nvidia.com/gpu"
+    """Name by which pods ask for GPUs: amd.com/gpu for AMD's."""
+    shared_memory: KubernetesQuantity = "16Gi"
+    """Most shared memory of a pod (/dev/shm), for NCCL and data loaders."""
+    study: AbsolutePath | None = None
+    """Path of the study file in the image, with the files that it names; None: a ConfigMap brings the study."""
+    runtime: KubernetesName = "torch-distributed"
+    """Kubeflow's ClusterTrainingRuntime of a TrainJob."""
+    queue: KubernetesName | None = None
+    """Kueue's queue, which starts all pods of a set at once or none."""
+
+
 class NodeSection(Spec):
     """[node]: one host of the cluster, where it differs from the machine that plans (a login node)."""
 
@@ -264,6 +296,7 @@ class Study(Spec):
     # Made anew: a default with lists or tables in it would be copied deeply for each point of a sweep, which is slow.
     launch: LaunchSection = Field(default_factory=LaunchSection)
     slurm: SlurmSection = Field(default_factory=SlurmSection)
+    kubernetes: KubernetesSection = KubernetesSection()
     node: NodeSection | None = None
     measure: MeasureSection = MeasureSection()
     sweep: dict[str, list[Any]] = Field(default_factory=dict)

@@ -8,7 +8,8 @@ Format history (`FORMAT`):
  12  which vitscale: RunHeader.vitscale and StudyRecord.vitscale; "vitscale's measuring code" among the versions of
      Environment and StudyRecord, a digest. Null or missing in format 11: unknown, and like any other.
      StudyRecord.factory_digests and Imported.assumed, empty in format 11. The line meter and WindowSpec.meters: in
-     format 11 the line probe and WindowSpec.probes.
+     format 11 the line probe and WindowSpec.probes. Environment.host_memory_bytes came while it was
+     current: some of its records lack it.
 
 A reader accepts the formats from `OLDEST_FORMAT` to its own; others are refused by name (`store.formats`).
 """
@@ -113,6 +114,8 @@ class Environment(Record):
     """Number of CUDA devices that torch sees though the rank computes on the host's processor."""
     allocation: str | None = None
     """The batch system's job around the rank ("slurm 4711"): runs of one allocation share its hosts. Null outside."""
+    host_memory_bytes: int | None = None
+    """Memory of the host, which all its ranks share."""
 
 
 class StartLine(RankLine):

@@ -80,7 +80,7 @@ def test_of_several_lines_the_highest_counts(known: KnownModels) -> None:
 def test_many_configurations_have_the_same_peaks_as_each_alone(known: KnownModels) -> None:
     known.put(make_card())
     gpus, micro_batches = np.array([1, 1, 2, 4]), np.array([1, 64, 7, 300])
-    peaks = peak_bytes_of_many(trial(2, engine="ddp"), gpus, 1, micro_batches)
+    peaks = peak_bytes_of_many(trial(2, engine="ddp"), gpus, gpus, 1, micro_batches)
     alone = [
         forecast_bytes(trial(int(ranks), engine="ddp", micro_batch=int(batch)))
         for ranks, batch in zip(gpus, micro_batches, strict=True)

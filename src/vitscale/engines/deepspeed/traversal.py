@@ -59,9 +59,9 @@ class GatheredMoment(NamedTuple):
     buffered: int
     """Elements in the buffers in which weights arrive, and out of which they are copied."""
     started: int = 0
-    """Of the buffered elements, those whose all-gather is started at this moment."""
+    """Buffered elements whose all-gather is started at this moment."""
     copying: int = 0
-    """Of the buffered elements, those that lie in tensors of their own too, because they are copied at this moment."""
+    """Buffered elements that lie in tensors of their own too, because they are copied at this moment."""
 
 
 @lru_cache(maxsize=256)

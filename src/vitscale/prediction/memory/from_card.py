@@ -94,7 +94,7 @@ def _convolution_scratch_bytes(part: CardPart, train: TrainSpec) -> int:
 
 
 _CONVOLUTION_DIMENSIONS = 4
-"""Of the weights of a convolution over images: outputs, inputs, height, width."""
+"""Dimensions of the weights of a convolution over images: outputs, inputs, height, width."""
 _COPIES_OF_NORMS_OVER_RANKS = 3
 """Copies of its input on which a batch norm over several ranks works in backward (`models.batch_norm`), beside what a
 local one takes."""

@@ -59,6 +59,8 @@ def forecaster(step: Step = step_seconds, *, memory: Step | None = None, capacit
             parts={},
             memory_bytes=peak,
             oom_chance=oom,
+            host_memory_bytes=np.zeros(len(candidates)),
+            host_oom_chance=np.zeros(len(candidates)),
             labels=tuple("extrapolated" for _ in candidates),
         )
 

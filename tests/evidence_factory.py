@@ -55,7 +55,8 @@ def make_point(
 ) -> MeasuredPoint:
     """One measured trial; `how` goes to the trial, but for fields of the point itself."""
     own = {name: how.pop(name) for name in ("step_spread", "rank_speeds", "devices", "joules_per_image",
-                                            "memory_capacity_bytes", "sent_bytes") if name in how}  # fmt: skip
+                                            "memory_capacity_bytes", "host_memory_bytes", "sent_bytes")
+           if name in how}  # fmt: skip
     images: int | None = how.pop("images", IMAGES)
     trial = make_trial(gpus, **how)
     train = trial.train

@@ -311,7 +311,7 @@ def test_many_at_once_are_what_each_is(engine: str, parallel: ParallelSpec, accu
     how["precision"] = "bf16" if model == "vit-b16" else "bf16-params" if engine == "fsdp2" else "fp32"
     batches = (1, 3, 8, 64)
     trials = [make_trial(8, micro_batch=size, **how) for size in batches]
-    at_once = peak_bytes_of_many(trials[0], np.array([8] * 4), accum, np.array(batches))
+    at_once = peak_bytes_of_many(trials[0], np.array([8] * 4), np.array([8] * 4), accum, np.array(batches))
     each = [one.peak_bytes for trial in trials if (one := forecast(trial)) is not None]
     assert at_once.tolist() == each
 

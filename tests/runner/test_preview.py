@@ -425,6 +425,35 @@ def test_on_cpu_only_this_machine_s_memory_is_known(tmp_path: Path) -> None:
         assert (fit.capacity_bytes, fit.oom_chance) == ((None, None) if given is None else (given, 0.0))
 
 
+@pytest.mark.parametrize(("memory_gb", "fits"), [(None, None), (2, False), (64, True)])
+def test_what_is_offloaded_must_fit_into_the_host(tmp_path: Path, memory_gb: int | None, fits: bool | None) -> None:
+    """Two ranks of a host offload 16 bytes of each of ViT-B/16's 86 million parameters: 1.4 GB, beside 1 GB of their
+    own. A rank's GPU has 80 GB."""
+    study: dict[str, dict[str, Any]] = {
+        "model": {"name": "vit-b16", "image_size": 224, "patch_size": 16},
+        "train": LIKE_THE_RESULTS["train"] | {"engine": "fsdp2", "device": "cuda", "offload": "parameters"},
+        "scaling": {"gpus": [2]},
+        "node": {"cores": 4, "gpus": 2, "memory_gb": memory_gb},
+    }
+    found = plan(write_study(tmp_path, {**LIKE_THE_RESULTS, **study}))
+    memory = memory_fits(found, 80 * 10**9)
+    (trial,) = plan_fields(found, PlanEstimate(memory))["trials"]
+    assert trial["host_memory_bytes"] == pytest.approx(16 * trial["parameters"], rel=1e-6)
+    assert trial["host_memory_capacity_bytes"] == (None if memory_gb is None else memory_gb * 10**9)
+    assert (trial["oom_chance"], trial["fits"]) == (0.0, fits)
+    text = " ".join(printed(found, PlanEstimate(memory)).split())
+    if memory_gb is None:
+        assert trial["host_oom_chance"] is None
+        assert "whether the host's memory suffices for 1 of 1 trials: unavailable: they offload up to" in text
+        assert "write memory_gb under [node]" in text
+    elif fits:
+        assert "a rank has 74.5 GiB, a host has 59.6 GiB for what its ranks offload: all trials fit" in text
+    else:
+        assert "1 of 1 trials will not fit (--skip-unfit leaves them out)" in text
+        (reason,) = unfit(memory).values()
+        assert reason.startswith("will not fit in the host's memory: forecast 1.4 GB that its 2 ranks offload")
+
+
 def test_the_largest_image_that_fits_is_told_with_and_without_checkpointing(tmp_path: Path) -> None:
     """By trying: the size told fits, and one patch more does not."""
 

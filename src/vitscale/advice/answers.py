@@ -99,6 +99,8 @@ class Choosing:
             same_loss_seconds=_finite_value(forecasts.same_loss_seconds, index),
             memory_bytes=_finite_value(forecasts.memory_bytes, index),
             oom_chance=_finite_value(forecasts.oom_chance, index),
+            host_memory_bytes=_finite_value(forecasts.host_memory_bytes, index),
+            host_oom_chance=_finite_value(forecasts.host_oom_chance, index),
             verdicts={limit: VERDICTS[grade] for limit, grade in grade_by_limit.items()},
         )
 

@@ -60,6 +60,9 @@ class ForecastTable:
     same_loss_seconds: FloatArray
     memory_bytes: FloatArray
     oom_chance: FloatArray
+    host_memory_bytes: FloatArray
+    """Bytes that all ranks of a host offload to its memory together; 0 where none are offloaded."""
+    host_oom_chance: FloatArray
     gpus: FloatArray
     price_per_gpu_hour: FloatArray
     """1 where no price is known: then costs are in GPU-hours."""
@@ -80,6 +83,8 @@ class ForecastTable:
     """Whether it may be advised. Only these contenders have a time, a start-up and an efficiency."""
     memory_known: bool
     """Whether the memory of any candidate could be predicted."""
+    host_memory_known: bool
+    """Whether the hosts' memory is known, or no candidate offloads anything to it."""
 
     @property
     def seconds(self) -> FloatArray:
@@ -152,6 +157,8 @@ def forecast_table(
         same_loss_seconds=for_all_candidates(same_loss_seconds),
         memory_bytes=rough_forecast.memory_bytes,
         oom_chance=rough_forecast.oom_chance,
+        host_memory_bytes=rough_forecast.host_memory_bytes,
+        host_oom_chance=rough_forecast.host_oom_chance,
         gpus=column(combinations, "gpus"),
         price_per_gpu_hour=np.array([_price_per_gpu_hour(candidate, price_per_gpu_hour) for candidate in combinations]),
         global_batch=rough.global_batch,
@@ -163,6 +170,7 @@ def forecast_table(
         needless=rough.needless,
         contends=rough.contends,
         memory_known=bool(np.isfinite(rough_forecast.oom_chance).any()),
+        host_memory_known=_is_host_memory_known(rough_forecast),
     )
 
 
@@ -217,7 +225,8 @@ def _rough_forecast_of_all(
     # Models are shared so that they fit: where the memory of a rank is unknown, they are not advised.
     shares_model = np.array([candidate.parallel.ranks_per_model > 1 for candidate in combinations], dtype=bool)
     is_shared_of_unknown_size = shares_model & np.isnan(forecast.memory_bytes)
-    is_too_large = forecast.oom_chance > MOST_OOM_CHANCE  # False where the chance is NaN
+    # False where a chance is NaN.
+    is_too_large = (forecast.oom_chance > MOST_OOM_CHANCE) | (forecast.host_oom_chance > MOST_OOM_CHANCE)
     fits = ~is_too_large & ~is_shared_of_unknown_size
     needless = _needless_checkpointing(
         combinations, forecast.oom_chance, comparable.trial.train.activation_checkpointing
@@ -248,6 +257,12 @@ def _rough_forecast_of_all(
         needless=needless,
         contends=contends,
     )
+
+
+def _is_host_memory_known(forecast: Evaluated) -> bool:
+    """Whether each candidate that offloads to a host has a chance that the host's memory does not suffice."""
+    offloads = forecast.host_memory_bytes > 0  # False where the bytes are NaN
+    return not bool((offloads & np.isnan(forecast.host_oom_chance)).any())
 
 
 def _nearest_series(comparable: ComparableSeries, combinations: Sequence[Candidate]) -> list[str]:

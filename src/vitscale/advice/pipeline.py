@@ -90,6 +90,7 @@ class Advice:
     indivisible: tuple[int, ...]
     """Rank counts over which the study's global batch does not divide."""
     memory_known: bool
+    host_memory_known: bool
     interruptions_known: bool
     """Whether failures and checkpoints are in the time."""
     assumptions: tuple[Assumption, ...] = ()
@@ -184,6 +185,7 @@ def advise(
         refused=all_candidates.refused,
         indivisible=all_candidates.indivisible,
         memory_known=forecasts.memory_known,
+        host_memory_known=forecasts.host_memory_known,
         parameters=comparable.reference.points[-1].parameters,
         interruptions_known=all(option.series in (interrupted or {}) for option in options),
     )

@@ -273,7 +273,18 @@ def _detail_columns(advice: Advice, options: Sequence[Option]) -> OptionColumns:
         doc.Column("efficiency"): lambda option: _amount_cell(option.efficiency),
         doc.Column("memory a rank"): lambda option: doc.Cell(units.size(option.memory_bytes)),
         doc.Column("OOM chance"): lambda option: doc.Cell(units.percent(option.oom_chance)),
+        **_host_memory_columns(options),
         doc.Column("known by", words=True): _known_by_cell,
+    }
+
+
+def _host_memory_columns(options: Sequence[Option]) -> OptionColumns:
+    """Return the columns of what is offloaded to a host; none where no option offloads anything."""
+    if not any(option.host_memory_bytes for option in options):
+        return {}
+    return {
+        doc.Column("offloaded to a host"): lambda option: doc.Cell(units.size(option.host_memory_bytes)),
+        doc.Column("the host's OOM chance"): lambda option: doc.Cell(units.percent(option.host_oom_chance)),
     }
 
 
@@ -426,5 +437,5 @@ def _option_fields(option: Option) -> dict[str, Any]:
         **estimates(option, "seconds", "gpu_hours", "cost", "efficiency"),
         "seconds_to_same_loss": option.same_loss_seconds,
         "verdicts": dict(option.verdicts),
-        **attributes(option, "memory_bytes", "oom_chance", "verdict"),
+        **attributes(option, "memory_bytes", "oom_chance", "host_memory_bytes", "host_oom_chance", "verdict"),
     }

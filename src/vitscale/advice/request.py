@@ -126,6 +126,11 @@ class Option:
     """Time until the loss that the study's own global batch would have after this work."""
     memory_bytes: float | None
     oom_chance: float | None
+    """Chance that a rank's device runs out of memory."""
+    host_memory_bytes: float | None
+    """Bytes that all ranks of a host offload to its memory together; 0 where none are offloaded."""
+    host_oom_chance: float | None
+    """Chance that a host's memory does not suffice for what is offloaded; 0 where nothing is."""
     verdicts: Mapping[str, WishVerdict]
     """Limit ("deadline", "budget", "efficiency") -> whether it is met; only limits that were given."""
 

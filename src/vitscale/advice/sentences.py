@@ -148,6 +148,11 @@ def notes(advice: Advice) -> Iterator[str]:
             "Memory: unavailable, so nothing was left out for it. Give the memory of one device with --gpu-memory, if "
             "the model is one that vitscale can count."
         )
+    if not advice.host_memory_known:
+        yield (
+            "The host's memory: unavailable, so nothing was left out for what is offloaded to it. It is recorded by "
+            "runs on the hosts that are asked about: measure once more."
+        )
     if advice.indivisible:
         counts = ", ".join(map(str, advice.indivisible[:_MOST_COUNTS_NAMED]))
         ellipsis = ", ..." if len(advice.indivisible) > _MOST_COUNTS_NAMED else ""

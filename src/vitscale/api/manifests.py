@@ -10,8 +10,8 @@ from vitscale import runner
 from vitscale.api.arguments import LaunchOptions, path_or_none
 from vitscale.base.files import read_text
 from vitscale.errors import RequestError, shown
+from vitscale.machine.batch_systems import KUBERNETES
 from vitscale.schedulers.pod_manifests import PodSet, manifest
-from vitscale.schedulers.pods import NAME
 from vitscale.study.file import StudyFile
 from vitscale.study.sections import KubernetesSection
 from vitscale.trial.trial import Trial
@@ -31,7 +31,7 @@ class ManifestOptions:
 
     def words(self) -> tuple[str, ...]:
         """Return the options of `vitscale run` in the pods, without the site file's."""
-        words = ["--scheduler", NAME]
+        words = ["--scheduler", KUBERNETES]
         if self.launch.launcher is not None:
             words += ["--launcher", self.launch.launcher]
         if self.skip_unfit:

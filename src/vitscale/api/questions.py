@@ -438,7 +438,7 @@ def _why_no_effect_on_advice(option: str, advice: Advice) -> str:
 _FIELDS_WITHOUT_FIGURES = (
     "assumptions", "reasons", "effective_draws", "looked_at", "dropped", "refused",
     "engine", "zero_stage", "precision", "micro_batch", "grad_accum", "global_batch", "image_size", "gpu",
-    "memory_capacity_bytes", "limits", "price_per_gpu_hour",
+    "memory_capacity_bytes", "host_memory_capacity_bytes", "limits", "price_per_gpu_hour",
 )  # fmt: skip
 """Fields of an answer that are no figures: words, numbers of what was looked at, and what repeats the question."""
 

@@ -30,6 +30,8 @@ class Machine:
     then every core counts as a physical one."""
     gpus_unreadable: str | None = None
     """Why GPUs that seem to be there cannot be used; None where there are no signs of such GPUs."""
+    stated_memory_bytes: int | None = None
+    """Memory of the host as a study states it; None: it states none, or this is the machine that plans."""
 
     @property
     def physical_cores(self) -> int:

@@ -82,12 +82,16 @@ def predict_document(forecast: Forecast, finishes: Sequence[Finish] = (), remark
 def _resource_table(forecast: Forecast) -> Table:
     """Return the table of memory, energy and cost, folded unless some prediction makes it worth reading."""
     is_folded = not any(_has_important_resources(prediction) for prediction in forecast.predictions)
-    return _predictions_table(forecast, _RESOURCE_COLUMNS, title="Memory, energy and cost", folded=is_folded)
+    offloads = any(prediction.host_memory_bytes for prediction in forecast.predictions)
+    memory_columns = [*_MEMORY_COLUMNS, *_HOST_MEMORY_COLUMNS] if offloads else _MEMORY_COLUMNS
+    columns = [*memory_columns, *_COST_COLUMNS]
+    return _predictions_table(forecast, columns, title="Memory, energy and cost", folded=is_folded)
 
 
 def _has_important_resources(prediction: Prediction) -> bool:
     """Whether a prediction has a cost, which was requested, or may run out of memory."""
-    return prediction.cost_per_epoch is not None or (prediction.oom_chance or 0.0) >= _IMPORTANT_OOM_CHANCE
+    highest_chance = max(prediction.oom_chance or 0.0, prediction.host_oom_chance or 0.0)
+    return prediction.cost_per_epoch is not None or highest_chance >= _IMPORTANT_OOM_CHANCE
 
 
 def _has_figures(table: Table) -> bool:
@@ -248,9 +252,15 @@ _STEP_COLUMNS = [
     _PredictionColumn(Column("bubble"), lambda p: _rare_part_cell(known(p, "bubble_seconds"))),
     _PredictionColumn(Column("the rest"), lambda p: _rare_part_cell(_rest_seconds(p))),
 ]
-_RESOURCE_COLUMNS = [
+_MEMORY_COLUMNS = [
     _PredictionColumn(Column("memory"), lambda p: Cell(units.size(p.memory_bytes))),
     _PredictionColumn(Column("OOM chance"), lambda p: Cell(prediction_words.chance_text(p.oom_chance))),
+]
+_HOST_MEMORY_COLUMNS = [
+    _PredictionColumn(Column("offloaded to a host"), lambda p: Cell(units.size(p.host_memory_bytes))),
+    _PredictionColumn(Column("the host's OOM chance"), lambda p: Cell(prediction_words.chance_text(p.host_oom_chance))),
+]
+_COST_COLUMNS = [
     _PredictionColumn(Column("energy an epoch"), lambda p: _figure_cell(p.joules_per_epoch, _joules_text)),
     _PredictionColumn(Column("cost an epoch"), lambda p: _figure_cell(p.cost_per_epoch, units.money)),
 ]

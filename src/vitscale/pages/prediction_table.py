@@ -132,6 +132,7 @@ def _all_columns(predictions: Sequence[Prediction]) -> list[_FigureColumn]:
         *_step_part_columns(predictions),
         _memory_column([prediction.memory_bytes for prediction in predictions]),
         _FigureColumn(Column("chance of OOM"), oom_chances),
+        *_host_memory_columns(predictions),
         _energy_column([prediction.joules_per_epoch for prediction in predictions]),
         _figure_column("cost/epoch", [prediction.cost_per_epoch for prediction in predictions]),
         _FigureColumn(Column("label", words=True), labels),
@@ -149,6 +150,18 @@ def _memory_column(sizes: Sequence[int | None]) -> _FigureColumn:
     largest = max((size for size in sizes if size is not None), default=0)
     unit = units.Unit(1 / _BYTES_PER_GIB, "GiB") if largest >= _BYTES_PER_GIB else units.Unit(1 / _BYTES_PER_MIB, "MiB")
     return _FigureColumn(Column("memory", unit.sign), [Cell(unit.text(size)) for size in sizes])
+
+
+def _host_memory_columns(predictions: Sequence[Prediction]) -> list[_FigureColumn]:
+    """Return the columns of what is offloaded to a host; none where no prediction offloads anything."""
+    sizes = [prediction.host_memory_bytes for prediction in predictions]
+    if not any(sizes):
+        return []
+    chances = [Cell(prediction_words.chance_text(prediction.host_oom_chance)) for prediction in predictions]
+    return [
+        _FigureColumn(Column("offloaded to a host"), [Cell(units.size(size)) for size in sizes]),
+        _FigureColumn(Column("chance of the host's OOM"), chances),
+    ]
 
 
 def _time_column(name: str, estimates: Sequence[Estimate | None]) -> _FigureColumn:
@@ -253,6 +266,7 @@ def prediction(predicted: Prediction) -> JsonObject:
             predicted, *(f"{part}_seconds" for part in ("compute", "wait", "wire", "norm", "bubble", "rest"))
         ),
         **attributes(predicted, "memory_bytes", "memory_capacity_bytes", "oom_chance"),
+        **attributes(predicted, "host_memory_bytes", "host_memory_capacity_bytes", "host_oom_chance"),
         **_estimate_fields(predicted, "joules_per_epoch", "cost_per_epoch", "startup_seconds"),
         "effective_draws": round(predicted.effective_draws),
         "assumptions": [asdict(assumption) for assumption in predicted.assumptions],

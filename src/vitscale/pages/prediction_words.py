@@ -46,6 +46,8 @@ FIELD_NAMES = {
     "memory_bytes": "memory",
     "memory_capacity_bytes": "the device's memory",
     "oom_chance": "the chance of running out of memory",
+    "host_memory_bytes": "the host's memory",
+    "host_oom_chance": "the chance that the host's memory does not suffice for what is offloaded",
     "joules_per_epoch": "energy",
     "cost_per_epoch": "cost",
     "startup_seconds": "start-up",

@@ -109,7 +109,13 @@ class Evaluated:
     parts: dict[str, Estimates]
     """Seconds of compute (with the optimizer), wait, wire, norm and bubble; empty unless they were asked for."""
     memory_bytes: FloatArray
+    """Peak bytes of a rank's tensors."""
     oom_chance: FloatArray
+    """Chance that a rank's device runs out of memory."""
+    host_memory_bytes: FloatArray
+    """Bytes that all ranks of a host offload to its memory together; 0 where none are offloaded."""
+    host_oom_chance: FloatArray
+    """Chance that a host runs out of memory by what is offloaded; 0 where nothing is."""
     labels: tuple[Label, ...]
 
 
@@ -137,5 +143,7 @@ def gathered(pieces: Sequence[tuple[list[int], Evaluated]]) -> Evaluated:
         parts={},
         memory_bytes=gathered_column(lambda piece: piece.memory_bytes),
         oom_chance=gathered_column(lambda piece: piece.oom_chance),
+        host_memory_bytes=gathered_column(lambda piece: piece.host_memory_bytes),
+        host_oom_chance=gathered_column(lambda piece: piece.host_oom_chance),
         labels=tuple(labels[n] for n in order),
     )

@@ -19,6 +19,7 @@ from vitscale.prediction.evidence import MeasuredPoint
 from vitscale.prediction.fitting import DRAWS, FittedSeries
 from vitscale.prediction.labels import assumptions, label, types_are_known
 from vitscale.prediction.memory.forecast import oom_chance, peak_bytes_of_many
+from vitscale.prediction.memory.on_host import host_oom_chance, offloaded_bytes_of_many
 from vitscale.prediction.results import CONFIDENCE, REACH, Label, predicted
 from vitscale.prediction.step import of_series
 from vitscale.prediction.step.model import Draws, StepModel, Worlds
@@ -74,6 +75,7 @@ def evaluate(
     pieces = [every.of(candidates[n : n + at_once], with_parts) for n in range(0, len(candidates), at_once)]
     memory = _memory(asked.trial, candidates) if with_memory else np.full(len(candidates), np.nan)
     capacity = memory_capacity_bytes or asked.memory_capacity_bytes
+    offloaded = _offloaded(asked.trial, candidates) if with_memory else np.full(len(candidates), np.nan)
     chance = np.full_like(memory, np.nan)
     if capacity is not None:
         chance = oom_chance(memory, capacity, asked.trial.train.device)
@@ -92,6 +94,8 @@ def evaluate(
         parts={name: joined([parts[name] for _, _, parts in pieces]) for name in (pieces[0][2] if pieces else ())},
         memory_bytes=memory,
         oom_chance=chance,
+        host_memory_bytes=offloaded,
+        host_oom_chance=_host_oom_chance(offloaded, asked.host_memory_capacity_bytes, candidates),
         labels=_labels(asked, candidates, every.measured, hosts_assumed),
     )
 
@@ -301,12 +305,40 @@ def _memory(template: Trial, candidates: Sequence[Candidate]) -> FloatArray:
     micro_steps = column(candidates, "grad_accum").astype(int)
     if template.parallel.pipeline == 1:
         micro_steps = np.minimum(micro_steps, 2)
-    gpus, micro_batch = (column(candidates, name).astype(int) for name in ("gpus", "micro_batch"))
+    gpus = column(candidates, "gpus").astype(int)
+    ranks_per_node = column(candidates, "ranks_per_node").astype(int)
+    micro_batch = column(candidates, "micro_batch").astype(int)
     peaks = np.full(len(candidates), np.nan)
     for count in sorted(set(micro_steps.tolist())):
         here = micro_steps == count
-        peaks[here] = peak_bytes_of_many(template, gpus[here], count, micro_batch[here])
+        peaks[here] = peak_bytes_of_many(template, gpus[here], ranks_per_node[here], count, micro_batch[here])
     return peaks
+
+
+def _offloaded(template: Trial, candidates: Sequence[Candidate]) -> FloatArray:
+    """Return the bytes that all ranks of a host of each configuration offload, (configurations,); NaN: unavailable."""
+    gpus = column(candidates, "gpus").astype(int)
+    ranks_per_node = column(candidates, "ranks_per_node").astype(int)
+    micro_steps = np.minimum(column(candidates, "grad_accum").astype(int), 2)
+    offloaded = np.full(len(candidates), np.nan)
+    for count in sorted(set(micro_steps.tolist())):
+        here = micro_steps == count
+        offloaded[here] = offloaded_bytes_of_many(template, gpus[here], ranks_per_node[here], count)
+    return offloaded
+
+
+def _host_oom_chance(offloaded: FloatArray, capacity_bytes: int | None, candidates: Sequence[Candidate]) -> FloatArray:
+    """Return the chance that a host of each configuration runs out of memory, (configurations,); NaN: unavailable.
+
+    Args:
+        offloaded: bytes that all ranks of a host offload together, (configurations,).
+        capacity_bytes: memory of a host; None: unknown.
+        candidates: the configurations.
+    """
+    if capacity_bytes is None:
+        return np.where(offloaded == 0, 0.0, np.nan)
+    ranks = np.minimum(column(candidates, "gpus"), column(candidates, "ranks_per_node")).astype(int)
+    return host_oom_chance(offloaded, capacity_bytes, ranks)
 
 
 def _labels(

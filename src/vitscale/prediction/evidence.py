@@ -84,6 +84,9 @@ class MeasuredPoint:
     evaluation_seconds: float | None = None
     """Seconds after an epoch; None where nothing was evaluated."""
     memory_capacity_bytes: int | None = None
+    """Memory of the smallest of its devices."""
+    host_memory_bytes: int | None = None
+    """Memory of the smallest of its hosts; None where it was not recorded."""
     backend: str = "nccl"
     """What carries collectives: nccl or gloo."""
     batch_known: bool = True
@@ -235,7 +238,9 @@ def _point(result: TrialResult) -> MeasuredPoint:
     train, steps = trial.train, None if images is None else trial.steps_per_epoch(images)
     spreads = [run.step_spread for run in result.run_figures if run.step_spread is not None]
     sent = result.traffic.sent if result.traffic else ()
-    devices = [rank.start.environment.device for run in result.recorded_runs[:1] for rank in run.ranks if rank.start]
+    environments = [rank.start.environment for run in result.recorded_runs[:1] for rank in run.ranks if rank.start]
+    devices = [environment.device for environment in environments]
+    hosts = [environment.host_memory_bytes for environment in environments if environment.host_memory_bytes]
     capacities = [device.memory_bytes for device in devices if device.memory_bytes]
     backend = result.traffic.backend if result.traffic else None
     joules = result.resources.joules_per_image if result.resources else None
@@ -258,6 +263,7 @@ def _point(result: TrialResult) -> MeasuredPoint:
         outside_seconds=_outside(result),
         evaluation_seconds=result.median_of(lambda run: run.evaluation_seconds),
         memory_capacity_bytes=min(capacities) if capacities else None,
+        host_memory_bytes=min(hosts) if hosts else None,
         batch_known=result.batch_known,
         assumed=frozenset(field for run in result.recorded_runs for field in _assumed_by_the_import(run)),
         rate_known=result.batch_known or _of_its_images(result),

@@ -169,6 +169,12 @@ def _prediction(
     chance = None if memory is None or np.isnan(evaluated.oom_chance[n]) else float(evaluated.oom_chance[n])
     if chance is None:
         reasons["oom_chance"] = reasons.get("memory_bytes") or "the device's memory is not recorded: say --gpu-memory"
+    offloaded = None if np.isnan(evaluated.host_memory_bytes[n]) else int(evaluated.host_memory_bytes[n])
+    host_chance = None if np.isnan(evaluated.host_oom_chance[n]) else float(evaluated.host_oom_chance[n])
+    if offloaded is None:
+        reasons["host_memory_bytes"] = "no forecast for this model or engine"
+    if host_chance is None:
+        reasons["host_oom_chance"] = reasons.get("host_memory_bytes") or _why_no_host_memory(asked)
     joules = _joules_per_epoch(asked, at, epoch)
     if joules is None:
         reasons["joules_per_epoch"] = "energy was not measured" if epoch else reasons["epoch_seconds"]
@@ -208,6 +214,9 @@ def _prediction(
         memory_bytes=memory,
         memory_capacity_bytes=capacity,
         oom_chance=chance,
+        host_memory_bytes=offloaded,
+        host_memory_capacity_bytes=asked.host_memory_capacity_bytes,
+        host_oom_chance=host_chance,
         joules_per_epoch=joules,
         cost_per_epoch=cost,
         startup_seconds=starts.seconds if starts else None,
@@ -215,6 +224,13 @@ def _prediction(
         assumptions=assumed,
         reasons=reasons,
     )
+
+
+def _why_no_host_memory(asked: PredictionVariant) -> str:
+    """Return why the memory of the hosts, to which states are offloaded, is unknown."""
+    if asked.gpu is not None:
+        return f"the memory of hosts with {asked.gpu.name} is not known"
+    return "the memory of the measured hosts is not recorded: measure once more"
 
 
 _PARTS_EXCEED = "together they come to more than the step, whose middle is not the sum of theirs"

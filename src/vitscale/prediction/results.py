@@ -101,7 +101,7 @@ class Prediction:
     memory_capacity_bytes: int | None
     """Memory of the device."""
     oom_chance: float | None
-    """Chance that it will not fit, in [0, 1]."""
+    """Chance that it will not fit into the device, in [0, 1]."""
     joules_per_epoch: Estimate | None
     cost_per_epoch: Estimate | None
     """In the currency of the price that was given."""
@@ -116,6 +116,12 @@ class Prediction:
     """Its type of GPU, where the series was measured on another."""
     parameters: ParameterCount | None = None
     """Parameters of its model, and how they are known."""
+    host_memory_bytes: int | None = 0
+    """Bytes that all ranks of a host offload to its memory together; 0 where none are offloaded."""
+    host_memory_capacity_bytes: int | None = None
+    """Memory of a host, as it was recorded."""
+    host_oom_chance: float | None = 0.0
+    """Chance that what is offloaded will not fit into the host, in [0, 1]; 0 where nothing is offloaded."""
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ _FIELDS = (
     "engine", "accelerate_backend", "zero_stage", "precision", "micro_batch", "grad_accum", "bucket_mib",
     "activation_checkpointing",
 )  # fmt: skip
+_WRAPPER_CHANGES = frozenset({"engine", "accelerate_backend", "zero_stage"})
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,11 @@ class PredictionVariant:
         """Memory of a device: the other type's, else as it was recorded."""
         return self.fitted.points[-1].memory_capacity_bytes if self.gpu is None else self.gpu.memory_bytes
 
+    @property
+    def host_memory_capacity_bytes(self) -> int | None:
+        """Memory of a host, as it was recorded; None where it was not, and of another type's hosts."""
+        return self.fitted.points[-1].host_memory_bytes if self.gpu is None else None
+
 
 def differing(points: Sequence[MeasuredPoint], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The changes (see `variant`) that the largest of the points was not measured with already."""
@@ -111,6 +117,8 @@ def variant(fitted: FittedSeries, changes: Mapping[str, Any]) -> PredictionVaria
         train = train.model_copy(update={"micro_batches": None})
     if "zero_stage" in changes and train.zero_stage < 3:  # only stage 3 gathers: in buckets, and from second shards
         train = train.model_copy(update={"gather_bucket_mib": None, "hpz": 1})
+    if not _WRAPPER_CHANGES.isdisjoint(changes):  # another wrapper has its defaults, and offloads nothing
+        train = train.model_copy(update={"offload": "none"})
     spec: ModelSpec = changes.get("model", base.model)
     parallel = changes.get("parallel", base.parallel)
     whole = -(-base.world.size // parallel.least_ranks) * parallel.least_ranks

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 from rich import filesize
 
 from vitscale.engines.trace_requests import needs_card
 from vitscale.errors import RequestError
 from vitscale.machine.hardware import this_machine
 from vitscale.prediction.memory.forecast import forecast_bytes, memory_inputs, oom_chance
+from vitscale.prediction.memory.on_host import host_oom_chance, offloaded_bytes
 from vitscale.runner.planning import Plan
 from vitscale.schedulers import LocalHost
 from vitscale.trial.trial import DeviceName, Trial
@@ -27,6 +29,38 @@ _LARGEST_IMAGE_SIZE = 8192
 """Pixels a side up to which sizes are looked at."""
 MOST_BATCH_IMAGES = 65_536
 """Images up to which micro-batches are looked at; a power of two."""
+
+
+class Capacity(NamedTuple):
+    """Bytes of memory that there are for a trial; None: unknown."""
+
+    rank: int | None
+    """Memory of one rank's device; on CPU the rank's share of the host's memory."""
+    host: int | None
+    """Memory of one host, for what all its ranks on GPUs offload together."""
+
+
+class HostFit(NamedTuple):
+    """Whether a host's memory suffices for what its ranks on GPUs offload to it."""
+
+    ranks: int
+    """Ranks of a full host."""
+    offloaded_bytes: int
+    """Bytes that they offload together."""
+    capacity_bytes: int | None
+    """Memory of the host; None: nobody states it."""
+    oom_chance: float | None
+    """Chance that the host runs out of memory, in [0, 1]; None where its memory is unknown."""
+
+    @property
+    def reason(self) -> str:
+        """Why a trial does not fit, if the host is what it does not fit into."""
+        offloaded = filesize.decimal(self.offloaded_bytes)
+        capacity = filesize.decimal(self.capacity_bytes or 0)
+        return (
+            f"will not fit in the host's memory: forecast {offloaded} that its {self.ranks} ranks offload, on a host "
+            f"that has {capacity} (chance {self.oom_chance or 0.0:.0%})"
+        )
 
 
 class LargestBatches(NamedTuple):
@@ -47,23 +81,52 @@ class MemoryFit:
     capacity_bytes: int | None
     """Memory of one rank's device; on CPU the rank's share of the host's memory."""
     oom_chance: float | None
-    """Chance that the trial runs out of memory, in [0, 1]."""
+    """Chance that a rank's device runs out of memory, in [0, 1]."""
+    host: HostFit | None = None
+    """Whether what is offloaded fits; None where nothing is offloaded, or that is unknown."""
     largest: LargestBatches | None = None
     """The largest micro-batches that fit; None where they are unknown, and where a CPU's memory suffices anyway."""
 
     @property
+    def capacity(self) -> Capacity:
+        """The memory that it was held against."""
+        return Capacity(rank=self.capacity_bytes, host=None if self.host is None else self.host.capacity_bytes)
+
+    @property
+    def _chances(self) -> list[float | None]:
+        """The chances of running out of each memory that it takes; None for one that is unknown."""
+        return [self.oom_chance] if self.host is None else [self.oom_chance, self.host.oom_chance]
+
+    @property
+    def _highest_chance(self) -> float:
+        """The highest of the chances that are known; 0 where none is."""
+        return max((chance for chance in self._chances if chance is not None), default=0.0)
+
+    @property
     def unfit(self) -> bool:
         """Whether it more likely than not does not fit."""
-        return self.oom_chance is not None and self.oom_chance >= _WILL_NOT_FIT_CHANCE
+        return self._highest_chance >= _WILL_NOT_FIT_CHANCE
 
     @property
     def unsure(self) -> bool:
-        """Whether it probably fits, but may not."""
-        return self.oom_chance is not None and _MAY_NOT_FIT_CHANCE <= self.oom_chance < _WILL_NOT_FIT_CHANCE
+        """Whether it probably fits, as far as is known, but may not."""
+        return _MAY_NOT_FIT_CHANCE <= self._highest_chance < _WILL_NOT_FIT_CHANCE
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known if it fits; what does not fit into one memory need not be held against another."""
+        return self.unfit or None not in self._chances
+
+    @property
+    def lacks_host_memory(self) -> bool:
+        """Whether it offloads to a host whose memory nobody states."""
+        return self.host is not None and self.host.capacity_bytes is None
 
     @property
     def reason(self) -> str:
         """Why it is unfit, for a record."""
+        if self.host is not None and self.host.oom_chance == self._highest_chance:
+            return self.host.reason
         forecast = filesize.decimal(self.forecast_bytes or 0)
         capacity = filesize.decimal(self.capacity_bytes or 0)
         return (
@@ -79,19 +142,23 @@ def memory_fits(plan: Plan, capacity_bytes: int | None = None) -> dict[str, Memo
         plan: the study.
         capacity_bytes: memory of one device. None: that of the smallest GPU of the host that plans; on CPU, where ranks
             run on this machine, a rank's share of its memory.
+
+    What ranks on GPUs offload is held against the memory of their host: that of [node], else of this machine where
+    ranks run on it.
     """
-    capacities = _RankCapacities(plan, capacity_bytes)
+    capacities = _Capacities(plan, capacity_bytes)
     largest_batches = _LargestBatchSearch()
     fit_by_memory_key: dict[str, MemoryFit] = {}  # a forecast takes long, and many trials share one
     fits = {}
     for trial_id, trial in plan.record.trials.items():
         key = memory_key(trial)
         if key not in fit_by_memory_key:
-            fit = _fit(trial, capacities.rank_bytes(trial))
+            capacity = capacities.of_trial(trial)
+            fit = _fit(trial, capacity)
             # A CPU's memory, unless the user names it, is that of this machine, which mostly suffices.
             is_scarce = capacity_bytes is not None or trial.train.device == "cuda"
             if is_scarce or fit.unfit or fit.unsure:
-                fit = replace(fit, largest=largest_batches.find(trial, fit.capacity_bytes))
+                fit = replace(fit, largest=largest_batches.find(trial, capacity))
             fit_by_memory_key[key] = fit
         fits[trial_id] = fit_by_memory_key[key]
     return fits
@@ -101,7 +168,7 @@ class _BatchGroup(NamedTuple):
     """Trials in one group have the same memory, micro-batch and activation checkpointing apart."""
 
     memory_key: str
-    capacity_bytes: int
+    capacity: Capacity
 
 
 class _LargestBatchSearch:
@@ -113,25 +180,25 @@ class _LargestBatchSearch:
     def __init__(self) -> None:
         self._by_group: dict[_BatchGroup, LargestBatches | None] = {}
 
-    def find(self, trial: Trial, capacity_bytes: int | None) -> LargestBatches | None:
+    def find(self, trial: Trial, capacity: Capacity) -> LargestBatches | None:
         """Return the largest micro-batches of a trial; None where memory is unknown, or ranks have unequal ones."""
-        if capacity_bytes is None or trial.train.micro_batches:
+        if capacity.rank is None or trial.train.micro_batches:
             return None
-        group = _BatchGroup(memory_key(_with_batch(trial, 1, checkpointing=False)), capacity_bytes)
+        group = _BatchGroup(memory_key(_with_batch(trial, 1, checkpointing=False)), capacity)
         if group not in self._by_group:
-            self._by_group[group] = _largest_batches(trial, capacity_bytes)
+            self._by_group[group] = _largest_batches(trial, capacity)
         return self._by_group[group]
 
 
-def _largest_batches(trial: Trial, capacity_bytes: int) -> LargestBatches | None:
+def _largest_batches(trial: Trial, capacity: Capacity) -> LargestBatches | None:
     """Return the largest micro-batches that fit; None where the memory with activations kept is unknown."""
-    with_activations = _largest_batch(trial, capacity_bytes, checkpointing=False)
+    with_activations = _largest_batch(trial, capacity, checkpointing=False)
     if with_activations is None:
         return None
-    return LargestBatches(with_activations, _largest_batch(trial, capacity_bytes, checkpointing=True))
+    return LargestBatches(with_activations, _largest_batch(trial, capacity, checkpointing=True))
 
 
-def _largest_batch(trial: Trial, capacity_bytes: int, *, checkpointing: bool) -> int | None:
+def _largest_batch(trial: Trial, capacity: Capacity, *, checkpointing: bool) -> int | None:
     """Return the largest micro-batch that fits, 0 where none does; None where its memory is unknown.
 
     Larger micro-batches need more memory: the micro-batch is doubled until one does not fit, and then the interval
@@ -139,7 +206,7 @@ def _largest_batch(trial: Trial, capacity_bytes: int, *, checkpointing: bool) ->
     """
 
     def fits(images: int) -> bool:
-        return not _fit(_with_batch(trial, images, checkpointing=checkpointing), capacity_bytes).unfit
+        return not _fit(_with_batch(trial, images, checkpointing=checkpointing), capacity).unfit
 
     if forecast_bytes(_with_batch(trial, 1, checkpointing=checkpointing)) is None:
         return None
@@ -171,22 +238,27 @@ class _DeviceUse(NamedTuple):
     ranks_per_node: int
 
 
-class _RankCapacities:
-    """The memory of one rank's device, in each trial of a plan; worked out once for each use of devices."""
+class _Capacities:
+    """The memory that there is for each trial of a plan; worked out once for each use of devices."""
 
     def __init__(self, plan: Plan, capacity_bytes: int | None) -> None:
         """`capacity_bytes`: the same for all trials; None: by the plan's hosts."""
         self._plan = plan
         self._capacity_of_all = capacity_bytes
+        self._host_bytes = _host_bytes(plan)
         self._by_use: dict[_DeviceUse, int | None] = {}
 
-    def rank_bytes(self, trial: Trial) -> int | None:
+    def of_trial(self, trial: Trial) -> Capacity:
+        """Return the memory that a rank and a host of the trial have."""
+        return Capacity(rank=self._rank_bytes(trial), host=self._host_bytes)
+
+    def _rank_bytes(self, trial: Trial) -> int | None:
         """Return the bytes of memory that a rank of the trial has; None where they are unknown."""
         if self._capacity_of_all is not None:
             return self._capacity_of_all
         use = _DeviceUse(trial.train.device, trial.world.ranks_per_node)
         if use not in self._by_use:
-            self._by_use[use] = _capacity_on_hosts(self._plan, trial)
+            self._by_use[use] = _rank_bytes_on_hosts(self._plan, trial, self._host_bytes)
         return self._by_use[use]
 
 
@@ -211,7 +283,7 @@ class _ImageGroup(NamedTuple):
     """Trials in one group have the same memory, image size and activation checkpointing apart."""
 
     memory_key: str
-    capacity_bytes: int | None
+    capacity: Capacity
 
 
 def largest_images(trials: Mapping[str, Trial], fits: Mapping[str, MemoryFit]) -> list[LargestImages]:
@@ -226,8 +298,8 @@ def largest_images(trials: Mapping[str, Trial], fits: Mapping[str, MemoryFit]) -
     for group, trial_ids in _ids_by_image_group(trials, fits).items():
         if _are_largest_images_of_use(trial_ids, trials, fits):
             trial = trials[trial_ids[0]]
-            pixels = _largest_image(trial, group.capacity_bytes, checkpointing=False)
-            pixels_with_checkpointing = _largest_image(trial, group.capacity_bytes, checkpointing=True)
+            pixels = _largest_image(trial, group.capacity, checkpointing=False)
+            pixels_with_checkpointing = _largest_image(trial, group.capacity, checkpointing=True)
             largest.append(LargestImages(tuple(trial_ids), trial, pixels, pixels_with_checkpointing))
     return largest
 
@@ -251,12 +323,12 @@ def _ids_by_image_group(trials: Mapping[str, Trial], fits: Mapping[str, MemoryFi
             continue
         if needs_card(trial):  # a card is of one image size
             continue
-        group = _ImageGroup(memory_key(_with_image_size(trial, 1, checkpointing=False)), fit.capacity_bytes)
+        group = _ImageGroup(memory_key(_with_image_size(trial, 1, checkpointing=False)), fit.capacity)
         ids_by_group.setdefault(group, []).append(trial_id)
     return ids_by_group
 
 
-def _largest_image(trial: Trial, capacity_bytes: int | None, *, checkpointing: bool) -> int | None:
+def _largest_image(trial: Trial, capacity: Capacity, *, checkpointing: bool) -> int | None:
     """Return the largest image size that fits, in pixels a side; None where none does.
 
     Sizes are counted in units of patches. Larger images need more memory: the interval between the largest size that
@@ -269,7 +341,7 @@ def _largest_image(trial: Trial, capacity_bytes: int | None, *, checkpointing: b
     while too_many_units - fitting_units > 1:
         middle_units = (fitting_units + too_many_units) // 2
         sized_trial = _with_image_size(trial, middle_units * unit_pixels, checkpointing=checkpointing)
-        if _fit(sized_trial, capacity_bytes).unfit:
+        if _fit(sized_trial, capacity).unfit:
             too_many_units = middle_units
         else:
             fitting_units = middle_units
@@ -288,25 +360,70 @@ def unfit(fits: Mapping[str, MemoryFit]) -> dict[str, str]:
     return {trial_id: fit.reason for trial_id, fit in fits.items() if fit.unfit}
 
 
-def _fit(trial: Trial, capacity_bytes: int | None) -> MemoryFit:
-    """Return whether a trial fits. Args: capacity_bytes: memory of one rank's device; None: unknown."""
+def _fit(trial: Trial, capacity: Capacity) -> MemoryFit:
+    """Return whether a trial fits."""
     forecast = forecast_bytes(trial)
-    if forecast is None or capacity_bytes is None:
-        return MemoryFit(forecast, capacity_bytes, oom_chance=None)
+    if forecast is None:
+        return MemoryFit(None, capacity.rank, oom_chance=None)
+    device_chance = _device_chance(forecast, capacity.rank, trial.train.device)
+    return MemoryFit(forecast, capacity.rank, oom_chance=device_chance, host=_host_fit(trial, capacity.host))
+
+
+def _device_chance(forecast: int, capacity_bytes: int | None, device: DeviceName) -> float | None:
+    """Return the chance that a rank's device runs out of memory; None where its memory is unknown.
+
+    Args:
+        forecast: bytes of the rank's tensors.
+        capacity_bytes: memory of the rank's device; on CPU the rank's share of the host's.
+        device: what the rank computes on.
+    """
+    if capacity_bytes is None:
+        return None
     if 2 * forecast + _MARGIN_BYTES < capacity_bytes:
-        return MemoryFit(forecast, capacity_bytes, oom_chance=0.0)
-    chance = oom_chance(forecast, capacity_bytes, trial.train.device)
-    return MemoryFit(forecast, capacity_bytes, oom_chance=float(chance))
+        return 0.0
+    return float(oom_chance(forecast, capacity_bytes, device))
 
 
-def _capacity_on_hosts(plan: Plan, trial: Trial) -> int | None:
-    """Return the bytes of memory that a rank of the trial has; None where the plan's hosts do not say."""
-    if trial.train.device == "cuda":
-        try:
-            gpus = plan.scheduler.machine().gpus
-        except RequestError:
-            return None
-        return min((gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None), default=None)
-    if not isinstance(plan.scheduler, LocalHost) or plan.scheduler.machine() != this_machine():
-        return None  # of hosts elsewhere, and of a machine that [node] describes, the memory is not known
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // trial.world.ranks_per_node
+def _host_fit(trial: Trial, capacity_bytes: int | None) -> HostFit | None:
+    """Return whether what a trial offloads fits in a host's memory; None where nothing is offloaded."""
+    offloaded = offloaded_bytes(trial)
+    if not offloaded:
+        return None
+    ranks = trial.world.ranks_per_node
+    if capacity_bytes is None:
+        return HostFit(ranks, offloaded, None, oom_chance=None)
+    chance = host_oom_chance(np.array([float(offloaded)]), capacity_bytes, np.array([ranks]))
+    return HostFit(ranks, offloaded, capacity_bytes, oom_chance=float(chance[0]))
+
+
+def _host_bytes(plan: Plan) -> int | None:
+    """Return the bytes of memory of a host of the plan; None where neither [node] nor this machine says.
+
+    This machine's memory is that of a host only where ranks run on this machine.
+    """
+    try:
+        machine = plan.scheduler.machine()
+    except RequestError:
+        return None
+    if machine.stated_memory_bytes is not None:
+        return machine.stated_memory_bytes
+    if not isinstance(plan.scheduler, LocalHost) or machine != this_machine():
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _rank_bytes_on_hosts(plan: Plan, trial: Trial, host_bytes: int | None) -> int | None:
+    """Return the bytes of memory that a rank of the trial has; None where the plan's hosts do not say.
+
+    Args:
+        plan: the study.
+        trial: one of its trials.
+        host_bytes: memory of a host, which on CPU all its ranks share; None: unknown.
+    """
+    if trial.train.device == "cpu":
+        return None if host_bytes is None else host_bytes // trial.world.ranks_per_node
+    try:
+        gpus = plan.scheduler.machine().gpus
+    except RequestError:
+        return None
+    return min((gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None), default=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -80,6 +80,7 @@ class PlanEstimate:
         return [
             *self._time_lines(plan),
             *self._memory_lines(),
+            *self._host_memory_lines(),
             *self._largest_lines(plan),
             *self._unavailable_lines(plan),
         ]
@@ -121,14 +122,19 @@ class PlanEstimate:
 
     def _memory_lines(self) -> list[str]:
         """Return a line on how many trials fit in a rank's memory; none where that is unknown of all."""
-        capacities = {fit.capacity_bytes for fit in self.fits.values()}
-        known_capacities = sorted(size for size in capacities if size is not None)
-        if not known_capacities or all(fit.oom_chance is None for fit in self.fits.values()):
-            return []  # `_unavailable_lines` says why
-        sizes = " or ".join(map(units.size, known_capacities))
+        if not any(fit.is_known for fit in self.fits.values()):
+            return []  # `_host_memory_lines` and `_unavailable_lines` say why
+        sizes = []
+        rank_sizes = _sizes_in_words([fit.capacity_bytes for fit in self.fits.values()])
+        if rank_sizes:
+            sizes.append(f"a rank has {rank_sizes}")
+        hosts = [fit.host for fit in self.fits.values() if fit.host is not None]
+        host_sizes = _sizes_in_words([host.capacity_bytes for host in hosts])
+        if host_sizes:
+            sizes.append(f"a host has {host_sizes} for what its ranks offload")
         unfit = sum(fit.unfit for fit in self.fits.values())
         unsure = sum(fit.unsure for fit in self.fits.values())
-        unknown = sum(fit.oom_chance is None for fit in self.fits.values())
+        unknown = sum(not fit.is_known for fit in self.fits.values())
         clauses = []
         if unfit:
             remedy = "" if self.skipped else " (--skip-unfit leaves them out)"
@@ -137,7 +143,19 @@ class PlanEstimate:
             clauses.append(f"{unsure} may not")
         if unknown:
             clauses.append(f"of {unknown} it is unknown")
-        return [f"a rank has {sizes}: " + ("; ".join(clauses) or "all trials fit")]
+        return [f"{', '.join(sizes)}: " + ("; ".join(clauses) or "all trials fit")]
+
+    def _host_memory_lines(self) -> list[str]:
+        """Return a line on the trials that offload to a host whose memory nobody states; none where there are none."""
+        lacking = [fit.host for fit in self.fits.values() if fit.host is not None and fit.lacks_host_memory]
+        if not lacking:
+            return []
+        most = max(host.offloaded_bytes for host in lacking)
+        trials = f"{len(lacking)} of {len(self.fits)} trials"
+        return [
+            f"whether the host's memory suffices for {trials}: unavailable: they offload up to {units.size(most)} a "
+            "host, and nothing states how much it has: write memory_gb under [node]"
+        ]
 
     def _time_lines(self, plan: Plan) -> list[str]:
         """Return lines on the time of all runs that are to be done, and on what it does not include."""
@@ -215,10 +233,13 @@ class PlanEstimate:
             "memory_bytes": fit.forecast_bytes,
             "memory_reason": None if fit.forecast_bytes is not None else unavailable(trial) or None,
             "memory_capacity_bytes": fit.capacity_bytes,
+            "host_memory_bytes": None if fit.host is None else fit.host.offloaded_bytes,
+            "host_memory_capacity_bytes": None if fit.host is None else fit.host.capacity_bytes,
             "oom_chance": fit.oom_chance,
             "largest_micro_batch": None if largest is None else largest.kept,
             "largest_micro_batch_with_activation_checkpointing": None if largest is None else largest.recomputed,
-            "fits": None if fit.oom_chance is None else not fit.unfit,
+            "host_oom_chance": None if fit.host is None else fit.host.oom_chance,
+            "fits": not fit.unfit if fit.is_known else None,
         }
 
     def total_json(self, plan: Plan) -> dict[str, Any] | None:
@@ -289,13 +310,21 @@ def _largest_default_buckets(trials: Mapping[str, Trial]) -> _LargestBuckets | N
     return largest
 
 
+def _sizes_in_words(sizes: Sequence[int | None]) -> str:
+    """Return the different sizes that are known, the smallest first: "80 GB or 141 GB"; empty where none is."""
+    known_sizes = sorted({size for size in sizes if size is not None})
+    return " or ".join(map(units.size, known_sizes))
+
+
 def _fits_word(fit: MemoryFit | None) -> str:
     """Return "yes", "maybe" or "no"; a dash where it is unknown."""
-    if fit is None or fit.oom_chance is None:
+    if fit is None:
         return units.UNKNOWN
     if fit.unfit:
         return "no"
-    return "maybe" if fit.unsure else "yes"
+    if fit.unsure:
+        return "maybe"
+    return "yes" if fit.is_known else units.UNKNOWN
 
 
 def _largest_batches_in_words(fit: MemoryFit | None) -> str:

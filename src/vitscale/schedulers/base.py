@@ -280,7 +280,8 @@ def described(node: NodeSection | None) -> Machine | None:
         Gpu(f"gpu-{number}", "GPU of [node]", memory_bytes=None, driver=None, compute_capability=capability)
         for number in range(node.gpus)
     )
-    return Machine(node.cores, None, gpus, node.fast_bf16)
+    memory_bytes = None if node.memory_gb is None else round(node.memory_gb * 1e9)
+    return Machine(node.cores, None, gpus, node.fast_bf16, stated_memory_bytes=memory_bytes)
 
 
 class LocalHost(Placement):

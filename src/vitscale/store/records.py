@@ -8,8 +8,9 @@ Format history (`FORMAT`):
  12  which vitscale: RunHeader.vitscale and StudyRecord.vitscale; "vitscale's measuring code" among the versions of
      Environment and StudyRecord, a digest. Null or missing in format 11: unknown, and like any other.
      StudyRecord.factory_digests and Imported.assumed, empty in format 11. The line meter and WindowSpec.meters: in
-     format 11 the line probe and WindowSpec.probes. ModelLine.parameters_source and flops_source came while it was
-     current: where a record of a script lacks them, how its counts are known is unknown.
+      format 11 the line probe and WindowSpec.probes. Two things came while it was current, so that some of its records
+      lack them: ModelLine.parameters_source and flops_source, without which a script's counts have an unknown source,
+      and Environment.host_memory_bytes.
 
 A reader accepts the formats from `OLDEST_FORMAT` to its own; others are refused by name (`store.formats`).
 """
@@ -114,6 +115,8 @@ class Environment(Record):
     """Number of CUDA devices that torch sees though the rank computes on the host's processor."""
     allocation: str | None = None
     """The batch system's job around the rank ("slurm 4711"): runs of one allocation share its hosts. Null outside."""
+    host_memory_bytes: int | None = None
+    """Memory of the host, which all its ranks share."""
 
 
 class StartLine(RankLine):

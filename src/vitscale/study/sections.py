@@ -242,6 +242,8 @@ class NodeSection(Spec):
     """Number of its GPUs."""
     fast_bf16: bool = True
     """Whether its processor or its GPUs are faster in bf16 than in fp32."""
+    memory_gb: float | None = Field(default=None, gt=0.0, le=1_000_000.0)
+    """Memory of the host in GB (10^9 bytes), for all its ranks together; by default unknown."""
 
 
 def _steps_or_auto(steps: Any, _: object) -> Any:

@@ -57,6 +57,7 @@ def environment(
         kernel=platform.release(),
         network_adapters=_network_adapters(),
         allocation=allocation(os.environ),
+        host_memory_bytes=_host_memory_bytes(),
         # What this process computes on.
         device=_device_record(device),
         tf32=tf32_allowed(os.environ.get("NVIDIA_TF32_OVERRIDE")) if device.type == "cuda" else None,
@@ -176,11 +177,15 @@ def allocation(variables: Mapping[str, str]) -> str | None:
     return None
 
 
+def _host_memory_bytes() -> int:
+    """Returns the bytes of memory of this host."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def _device_record(device: torch.device) -> DeviceRecord:
     """Returns the record of a device, with what the driver reports of a GPU."""
     if device.type == "cpu":
-        memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return DeviceRecord(type="cpu", name=_cpu_name(), memory_bytes=memory_bytes)
+        return DeviceRecord(type="cpu", name=_cpu_name(), memory_bytes=_host_memory_bytes())
     properties = torch.cuda.get_device_properties(device)
     uuid = gpu_uuid(device)
     gpu = gpu_with_uuid(uuid) if uuid is not None else None

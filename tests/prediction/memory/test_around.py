@@ -10,10 +10,12 @@ from prediction.memory.test_forecast import trial
 from vitscale.base.plugins import referred
 from vitscale.engines import wrapper_facts
 from vitscale.engines.parts import Around
+from vitscale.engines.states import Parts
 from vitscale.prediction.memory.around import around
 from vitscale.prediction.memory.in_parts import pieces
 from vitscale.trial.model_cost import parameter_shapes, parameters
 from vitscale.trial.model_spec import ModelSpec
+from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import Trial
 
 TINY = ModelSpec(name="swinv2-t", image_size=8, patch_size=2, hidden_size=4, heads=1, depths=(1, 1), window_size=2)
@@ -114,3 +116,53 @@ def test_zero_3_keeps_large_weights_from_forward_to_their_backward() -> None:
     # What fetching ahead has not copied out of its buffer yet is there twice, until the last large weight is used.
     assert gathered == [small + 3 * LARGEST + ahead] * 3 + [small + 3 * LARGEST] * 2
     assert column(found.backward, "gathered weights") == [small + n * LARGEST for n in (0, 1, 1, 3, 3)]
+
+
+# --- replicas ---------------------------------------------------------------------------------------------------------
+
+
+def replicated(device: Any, **train: Any) -> Around:
+    """Four ranks in two replicas of two: a rank has half of each gradient."""
+    parallel = ParallelSpec(replicate=2)
+    return held(trial(4, TINY, device, engine="fsdp2", **train).model_copy(update={"parallel": parallel}))
+
+
+def at_first_gradient(found: Around, number: int) -> Parts:
+    """What lies there when the backward of a stage begins, whose last part has this number."""
+    # What lies there when the stage that follows has been computed, and is scattered, comes after it.
+    return next(parts for at, _, parts, _ in found.between if at == number)
+
+
+def test_among_replicas_gloo_has_a_late_copy_of_the_last_block_alone() -> None:
+    """The last stage and the one before it are gathered at once. As the first stage's backward begins, gloo has let go
+    of what the second scattered, while the shards of that were all-reduced; and nothing is fetched ahead of the first.
+    """
+    on_cpu = replicated("cpu")
+    assert at_first_gradient(on_cpu, 3)["gloo's copies"] == 4 * (FIRST + SECOND)
+    assert at_first_gradient(on_cpu, 2)["gloo's copies"] == 0
+    assert at_first_gradient(replicated("cuda"), 3)["gloo's copies"] == 0
+
+
+def test_replicas_whose_stages_stay_gathered_have_no_late_copy() -> None:
+    assert at_first_gradient(replicated("cpu", reshard_after_forward=False), 3)["gloo's copies"] == 0
+
+
+@pytest.mark.parametrize(
+    ("train", "gradient_bytes", "buffer_bytes"),
+    [
+        ({}, 4, 0),  # the gradients lie in the buffers
+        ({"grad_accum": 2}, 4, 4),
+        ({"gradient_dtype": "bf16"}, 4, 2),
+        ({"precision": "bf16-params", "master_weights": True}, 4, 2),
+    ],
+)
+def test_replicas_hold_the_buffers_of_other_gradients_until_the_exchange(
+    train: dict[str, Any], gradient_bytes: int, buffer_bytes: int
+) -> None:
+    """Half of all gradients, beside the root's, which are about to be scattered, in the dtype that travels."""
+    found = replicated("cpu", **train)
+    half = (ROOT + FIRST + SECOND + 1) // 2
+    root_bytes = 2 if train.get("precision") == "bf16-params" else 4
+    sent_bytes = 2 if buffer_bytes == 2 else 4
+    assert found.exchange["gradients"] == gradient_bytes * half + root_bytes * ROOT
+    assert found.exchange["buckets"] == sent_bytes * ROOT + buffer_bytes * half

@@ -77,10 +77,25 @@ def test_of_several_lines_the_highest_counts(known: KnownModels) -> None:
     assert max(many.forward) == 3000
 
 
+@pytest.mark.parametrize(("precision", "bytes_of_weight"), [("fp32", 4), ("bf16", 2)])
+def test_on_a_cpu_a_convolution_s_backward_copies_its_weights_and_their_gradient(
+    precision: str, bytes_of_weight: int
+) -> None:
+    """The stem has 4*3*2*2 = 48 weights; the blocks have matrices."""
+    images = 2
+    on_cpu, on_gpu = (
+        from_card.card_pieces(trial(micro_batch=images, precision=precision, device=device), make_card()).parts
+        for device in ("cpu", "cuda")
+    )
+    assert on_gpu[0].backward == (40 * images,)
+    assert on_cpu[0].backward == (40 * images + 48 * (bytes_of_weight + 2 * 4),)
+    assert on_cpu[1].backward == on_gpu[1].backward
+
+
 def test_many_configurations_have_the_same_peaks_as_each_alone(known: KnownModels) -> None:
     known.put(make_card())
     gpus, micro_batches = np.array([1, 1, 2, 4]), np.array([1, 64, 7, 300])
-    peaks = peak_bytes_of_many(trial(2, engine="ddp"), gpus, 1, micro_batches)
+    peaks = peak_bytes_of_many(trial(2, engine="ddp"), gpus, gpus, 1, micro_batches)
     alone = [
         forecast_bytes(trial(int(ranks), engine="ddp", micro_batch=int(batch)))
         for ranks, batch in zip(gpus, micro_batches, strict=True)

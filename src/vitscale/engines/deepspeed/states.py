@@ -12,6 +12,7 @@ from typing import NamedTuple
 from vitscale.engines import states as common
 from vitscale.engines.deepspeed.extensions import offload_of, zero_plus_plus
 from vitscale.engines.deepspeed.settings import STAGE_0_BUCKET_ELEMENTS, ZeroSettings, zero_settings
+from vitscale.engines.deepspeed.traversal import GatheredMoment, PlacedModule, gathered_moments
 from vitscale.engines.dtypes import communicated_bytes, weight_bytes
 from vitscale.engines.parts import Part, PartGathers
 from vitscale.engines.states import Parts, RankStates
@@ -371,6 +372,8 @@ def _is_copied_by_gloo(trial: Trial, arriving: int, large_elements: int) -> bool
 def _lasting_elements(settings: ZeroSettings, large_elements: int) -> int:
     """Return how many elements stay gathered from forward to their backward: those at the end of the model.
 
+    It is a rule of two settings. Where not all stay, `part_gathers` goes through the step instead.
+
     A weight is released after its use unless its next use is less than `stage3_max_reuse_distance` elements away
     (`__params_to_release` in runtime/zero/partitioned_param_coordinator.py of DeepSpeed 0.19). From the last n elements
     of a model to their backward it is 2 n. A weight stays, too, if fetching ahead has passed over that next use. It has
@@ -460,7 +463,8 @@ def _copied_gradient_elements(shapes: ParameterShapes, ranks: int) -> int:
 def part_gathers(trial: Trial, parts: Sequence[Part]) -> PartGathers | None:
     """Return the weights that stage 3 gathers in each part's forward and backward, small ones that stay included.
 
-    Return None below stage 3, where nothing is gathered.
+    Return None below stage 3, where nothing is gathered. Where `stage3_max_live_parameters` allows all large weights at
+    once they stay from forward to their backward; else it depends on where fetching ahead is at each module.
     """
     if trial.train.zero_stage < 3:
         return None
@@ -470,14 +474,12 @@ def part_gathers(trial: Trial, parts: Sequence[Part]) -> PartGathers | None:
     large_by_part = [_elements_above(part.tensors, settings.persistence_threshold) for part in parts]
     large = sum(large_by_part)
     small = sum(part.elements for part in parts) - large
+    if settings.max_live < large:
+        return _gathers_module_by_module(trial, parts, small * element_bytes)
     largest_tensor = max((max(part.tensors, default=0) for part in parts), default=0)
     most_on_their_way = _elements_on_their_way(settings, largest_tensor)
     arriving = min(large, most_on_their_way)
     gloo_bytes = arriving * element_bytes if _is_copied_by_gloo(trial, arriving, large) else 0
-    lasting = _lasting_elements(settings, large)
-    released = large - lasting
-    # Those that are released are in use or in a buffer, whichever takes more.
-    in_use_bytes = arriving * max(element_bytes, buffer_element_bytes) if released > 0 else 0
     forward: list[Parts] = []
     backward: list[Parts] = []
     for elements_so_far in accumulate(large_by_part):
@@ -486,11 +488,63 @@ def part_gathers(trial: Trial, parts: Sequence[Part]) -> PartGathers | None:
         arriving_bytes = arriving * buffer_element_bytes if is_arriving else 0
         forward.append(
             {
-                "gathered weights": (small + lasting) * element_bytes + max(arriving_bytes, in_use_bytes),
+                "gathered weights": (small + large) * element_bytes + arriving_bytes,
                 "gloo's copies": gloo_bytes if is_arriving else 0,
                 "temporaries": _copied_from_host_bytes(trial, arriving) if is_arriving else 0,
             }
         )
-        gathered = small + max(0, elements_so_far - released)
-        backward.append({"gathered weights": gathered * element_bytes + in_use_bytes})
+        backward.append({"gathered weights": (small + elements_so_far) * element_bytes})
     return PartGathers(forward, backward)
+
+
+def _gathers_module_by_module(trial: Trial, parts: Sequence[Part], small_bytes: int) -> PartGathers:
+    """Return the weights that stage 3 gathers in each part where `stage3_max_live_parameters` are fewer than there are.
+
+    Args:
+        trial: the trial.
+        parts: those of the model, in the order of forward.
+        small_bytes: bytes of the weights that are never released.
+    """
+    modules = tuple(PlacedModule(module, part.block) for part in parts for module in part.modules)
+    part_of_module = [number for number, part in enumerate(parts) for _ in part.modules]
+    highest_in_forward: list[Parts] = [{} for _ in parts]
+    highest_in_backward: list[Parts] = [{} for _ in parts]
+    forward_end: Parts = {}
+    for moment in gathered_moments(modules, zero_settings(trial.train), trial.train.activation_checkpointing):
+        gathered = _gathered_at(trial, moment, small_bytes)
+        highest = highest_in_forward if moment.in_forward else highest_in_backward
+        number = part_of_module[moment.module]
+        is_highest = not highest[number] or sum(gathered.values()) > sum(highest[number].values())
+        if is_highest:
+            highest[number] = gathered
+        if moment.in_forward:
+            forward_end = gathered
+    for number, part in enumerate(parts):
+        if not part.modules:  # the loss
+            highest_in_forward[number] = forward_end
+            highest_in_backward[number] = forward_end
+    return PartGathers(highest_in_forward, highest_in_backward)
+
+
+def _gathered_at(trial: Trial, moment: GatheredMoment, small_bytes: int) -> Parts:
+    """Return the bytes of gathered weights at a moment.
+
+    gloo has a copy of what it has just begun to gather, and may still have one of what has just arrived.
+
+    Args:
+        trial: the trial.
+        moment: the elements of large weights that are there.
+        small_bytes: bytes of the weights that are never released.
+    """
+    element_bytes = _gathered_element_bytes(trial)
+    has_buffers = trial.world.size > 1
+    if has_buffers:
+        large_bytes = (moment.copied + moment.copying) * element_bytes + moment.buffered * _buffer_element_bytes(trial)
+    else:  # what one rank takes from its host lies in tensors of their own at once
+        large_bytes = (moment.copied + moment.buffered) * element_bytes
+    has_gloo = trial.train.device == "cpu" and has_buffers
+    return {
+        "gathered weights": small_bytes + large_bytes,
+        "gloo's copies": (moment.started + moment.copying) * element_bytes if has_gloo else 0,
+        "temporaries": _copied_from_host_bytes(trial, moment.started),
+    }

@@ -4,8 +4,8 @@ A visit is one call of these hooks, at one module; a step is the number of a vis
 tensor. A gather is one all-gather of some tensors. Fetching ahead walks along all uses in their order, and passes each
 of them once: what it passes it gathers if it is not there.
 
-This counts messages: their number and their size decide how long a step takes. The weights that lie in memory follow
-a simpler rule (`states._lasting_elements`).
+The messages (`weight_fetches`) decide by their number and their size how long a step takes. The weights that are there
+(`gathered_moments`) decide what it takes of memory, unless all of them may stay (`states.part_gathers`).
 """
 
 from __future__ import annotations
@@ -48,6 +48,22 @@ class Fetch(NamedTuple):
     tensors: tuple[TensorKey, ...]
 
 
+class GatheredMoment(NamedTuple):
+    """Large weights on a rank at one moment of the visit of a module, in elements."""
+
+    in_forward: bool
+    module: int
+    """The module, in the order of forward."""
+    copied: int
+    """Elements in tensors of their own, whose buffers are gone."""
+    buffered: int
+    """Elements in the buffers in which weights arrive, and out of which they are copied."""
+    started: int = 0
+    """Buffered elements whose all-gather is started at this moment."""
+    copying: int = 0
+    """Buffered elements that lie in tensors of their own too, because they are copied at this moment."""
+
+
 @lru_cache(maxsize=256)
 def modules_in_forward(shapes: ParameterShapes) -> tuple[PlacedModule, ...]:
     """Return a model's modules in the order of forward."""
@@ -87,6 +103,27 @@ def weight_fetches(modules: tuple[PlacedModule, ...], settings: ZeroSettings, ch
     coordinator = _Coordinator(modules, settings, _visits(modules, checkpointing))
     coordinator.run()
     return coordinator.fetches()
+
+
+@lru_cache(maxsize=1024)
+def gathered_moments(
+    modules: tuple[PlacedModule, ...], settings: ZeroSettings, checkpointing: bool
+) -> tuple[GatheredMoment, ...]:
+    """Return what is gathered of large weights in a micro-step, in order of time: several moments for each visit.
+
+    The last one in forward is when forward is over, and the loss is computed.
+
+    Weights lie in the buffer of their all-gather until the first module that needs any of them waits for it, and are
+    copied out of it then (`AllGatherCoalescedHandle` in runtime/zero/partition_parameters.py of DeepSpeed 0.19).
+
+    Args:
+        modules: those of the model, in the order of forward.
+        settings: ZeRO's settings.
+        checkpointing: whether backward computes each block again.
+    """
+    coordinator = _Coordinator(modules, settings, _visits(modules, checkpointing))
+    coordinator.run()
+    return tuple(coordinator.moments)
 
 
 class _Visit(NamedTuple):
@@ -189,6 +226,11 @@ class _Coordinator:
         self._live_elements = 0
         """Elements of the tensors that are gathered now."""
         self._gathers: list[_Gather] = []
+        self._arriving: list[_Gather] = []
+        """The gathers that no module has waited for."""
+        self._buffered_elements = 0
+        """Elements of the gathers that no module has waited for."""
+        self.moments: list[GatheredMoment] = []
 
     def run(self) -> None:
         """Go through all visits, gathering and releasing."""
@@ -197,8 +239,10 @@ class _Coordinator:
         for step, visit in enumerate(self._visits):
             tensors = self._tensors[visit.module] if visit.uses_weights else []
             self._gather(step, [tensor for tensor in tensors if self._is_missing(tensor)])
+            self._wait_for(step, tensors)
             self._pass_uses(step, tensors)
             self._prefetch(step)
+            self._note_moment(step)
             next_step = self._next_step_with(visit.module, after=step)
             is_reused_soon = False
             if next_step is not None:
@@ -206,6 +250,9 @@ class _Coordinator:
                 is_reused_soon = elements_until_reuse < self._settings.max_reuse
             if not is_reused_soon and not visit.torch_stops:
                 self._release(step, tensors)
+            is_forward_over = step + 1 == self._forward_steps
+            if is_forward_over:
+                self._note_moment(step)
 
     def _elements_used_at(self, visit: _Visit) -> int:
         """Return the elements of all tensors that a visit uses."""
@@ -224,7 +271,35 @@ class _Coordinator:
         for tensor in tensors:
             self._gathered.add(tensor)
             self._live_elements += self._elements[tensor]
-        self._gathers.append(_Gather(step, tuple(tensors)))
+        gather = _Gather(step, tuple(tensors))
+        self._gathers.append(gather)
+        self._arriving.append(gather)
+        self._buffered_elements += self._elements_of(gather)
+        self._note_moment(step, started=self._elements_of(gather))
+
+    def _wait_for(self, step: int, tensors: list[TensorKey]) -> None:
+        """Copy all tensors of the gathers that bring any of these out of their buffers, which are freed behind that."""
+        needed = [gather for gather in self._arriving if not set(tensors).isdisjoint(gather.tensors)]
+        for gather in needed:
+            elements = self._elements_of(gather)
+            self._note_moment(step, copying=elements)
+            self._arriving.remove(gather)
+            self._buffered_elements -= elements
+
+    def _elements_of(self, gather: _Gather) -> int:
+        return sum(self._elements[tensor] for tensor in gather.tensors)
+
+    def _note_moment(self, step: int, *, started: int = 0, copying: int = 0) -> None:
+        """Note what is there, at a visit of this number; `started` and `copying` as in `GatheredMoment`."""
+        moment = GatheredMoment(
+            in_forward=step < self._forward_steps,
+            module=self._visits[step].module,
+            copied=self._live_elements - self._buffered_elements,
+            buffered=self._buffered_elements,
+            started=started,
+            copying=copying,
+        )
+        self.moments.append(moment)
 
     def _pass_uses(self, step: int, tensors: list[TensorKey]) -> None:
         """Pass as many uses as this step has, those left out that fetching ahead has passed before."""

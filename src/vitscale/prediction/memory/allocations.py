@@ -162,7 +162,7 @@ class LinearMemory:
         self._models = models
         self._latest_states: RankStates | None = None
         self._latest_totals: list[NDArray[np.int64]] = []
-        self._model_totals: dict[tuple[MomentKey, ...], list[NDArray[np.int64]]] = {}
+        self._model_totals: dict[tuple[MomentKey, ...], _ModelTotals] = {}
 
     def totals(self, trial: Trial, rank_states: RankStates) -> list[NDArray[np.int64]]:
         """Return the bytes at each moment for each micro-batch, (moments,).
@@ -174,17 +174,32 @@ class LinearMemory:
         if rank_states == self._latest_states:  # as DDP on any number of ranks
             return self._latest_totals
         engine = around(trial, rank_states, self._models[0].parts)
-        axis = _Axis(self._models[0], engine)
-        moments = axis.names(None)
         key = tuple(MomentKey(more.part, more.released_share, more.is_bucket_full) for more in engine.between)
         if key not in self._model_totals:
-            self._model_totals[key] = [
-                StepMemory(moments, tuple(_of_model(model, trial, engine, axis))).totals() for model in self._models
-            ]
-        engine_totals = StepMemory(moments, tuple(_of_engine(rank_states, engine, axis))).totals()
+            self._model_totals[key] = self._totals_of_model(trial, engine)
+        axis, totals_by_batch = self._model_totals[key]
+        engine_memory = StepMemory(axis.names(None), tuple(_of_engine(rank_states, engine, axis)))
+        engine_totals = engine_memory.totals()
         self._latest_states = rank_states
-        self._latest_totals = [engine_totals + model_totals for model_totals in self._model_totals[key]]
+        self._latest_totals = [engine_totals + model_totals for model_totals in totals_by_batch]
         return self._latest_totals
+
+    def _totals_of_model(self, trial: Trial, engine: Around) -> _ModelTotals:
+        """Return the moments of a step with this engine, and what the model takes at each for each micro-batch."""
+        axis = _Axis(self._models[0], engine)
+        totals_by_batch = []
+        for model in self._models:
+            memory = StepMemory(axis.names(None), tuple(_of_model(model, trial, engine, axis)))
+            totals_by_batch.append(memory.totals())
+        return _ModelTotals(axis, totals_by_batch)
+
+
+class _ModelTotals(NamedTuple):
+    """The part of the totals that is the same on any number of ranks."""
+
+    axis: _Axis
+    totals_by_batch: list[NDArray[np.int64]]
+    """Bytes of the model at each moment, (moments,), for each micro-batch."""
 
 
 class MomentKey(NamedTuple):

@@ -31,7 +31,7 @@ from vitscale.trial.model_cost import (
     recorded_shapes,
     vit_shape,
 )
-from vitscale.trial.trial import DeviceName, TrainSpec, Trial, World
+from vitscale.trial.trial import DeviceName, TrainSpec, Trial, World, world_of_hosts
 
 NOT_COVERED: Mapping[str, str] = {
     "libraries": "a CUDA context, kernels, workspaces of cuBLAS or oneDNN; NCCL's or gloo's buffers; Python itself",
@@ -97,10 +97,17 @@ def forecast(trial: Trial) -> MemoryForecast | None:
     is_plain_vit = vit_shape(trial.model) is not None and trial.model.task == "classification"
     if not is_plain_vit:
         missing["convolutions"] = "what a convolution's backward takes for copies in another order of the axes"
-    # Ranks that share weights offload nothing (`study.model_checks`), so the whole model's shapes are every rank's.
-    host = _wrapped(trial, _shapes(trial)).host
+    host = host_parts(trial)
     of_ranks = (MemoryForecast(highest_of_turns(turns), missing, host) for turns in _turns_of_ranks(trial))
     return max(of_ranks, key=lambda rank: rank.peak_bytes)
+
+
+def host_parts(trial: Trial) -> Parts:
+    """Return the bytes by part that a rank on a GPU offloads to the host; `unavailable` must have no reason.
+
+    Ranks that share weights offload nothing (`study.model_checks`), so the whole model's shapes are every rank's.
+    """
+    return _wrapped(trial, _shapes(trial)).host
 
 
 def totals(trial: Trial) -> list[int]:
@@ -151,9 +158,13 @@ def forecast_bytes(trial: Trial) -> int | None:
 
 
 def peak_bytes_of_many(
-    template: Trial, gpus: NDArray[np.int_], grad_accum: int, micro_batches: NDArray[np.int_]
+    template: Trial,
+    gpus: NDArray[np.int_],
+    ranks_per_node: NDArray[np.int_],
+    grad_accum: int,
+    micro_batches: NDArray[np.int_],
 ) -> FloatArray:
-    """Peak bytes of a rank of `template` in each configuration of ranks and micro-batch, (configurations,).
+    """Return the peak bytes of a rank of `template` in each configuration of hosts and micro-batch, (configurations,).
 
     The result is that of `forecast_bytes` for each such trial (but for a byte or two an image, which the share of a
     block's activations is rounded to where a bucket is full), some hundred times as fast: every moment of a step takes
@@ -163,6 +174,7 @@ def peak_bytes_of_many(
     Args:
         template: the trial; its world and batch are ignored.
         gpus: ranks of each configuration.
+        ranks_per_node: ranks of a full host in each configuration; more than `gpus` are one host.
         grad_accum: micro-steps of a step; for a model without stages two stand for any larger number.
         micro_batches: images of every rank in each configuration.
 
@@ -180,8 +192,7 @@ def peak_bytes_of_many(
     has_whole_model = of_one.parallel.ranks_per_model == 1  # replicas of sharded models are whole models too
     if has_whole_model and not needs_card(of_one):
         linear = LinearMemory([pieces(trial.model, trial.train) for trial in (of_one, *of_more)])
-    for count in dict.fromkeys(gpus.tolist()):
-        world = World.model_construct(nodes=1, ranks_per_node=count, threads_per_rank=of_one.world.threads_per_rank)
+    for world, here in configurations_by_world(template, gpus, ranks_per_node):
         there = of_one.model_copy(update={"world": world})
         if linear is not None:
             totals_by_batch = linear.totals(there, _wrapped(there, whole))
@@ -189,12 +200,38 @@ def peak_bytes_of_many(
         else:
             every = there, *(trial.model_copy(update={"world": world}) for trial in of_more)
             at_one, *more = (np.array(totals(trial), dtype=float) for trial in every)
-        here = gpus == count
         images = micro_batches[here, None]
         each = (more[0] - at_one) / (max(2, labelling) - 1)
         of_labelled = more[-1] - more[0] - labelling * each if labelling > 1 else 0.0
         peaks[here] = (at_one + each * (images - 1) + of_labelled * (-(-images // labelling) - 1)).max(axis=1)
     return peaks
+
+
+class _Hosts(NamedTuple):
+    """How many ranks a configuration has, and how they lie on hosts."""
+
+    ranks: int
+    ranks_of_full_host: int
+
+
+def configurations_by_world(
+    template: Trial, gpus: NDArray[np.int_], ranks_per_node: NDArray[np.int_]
+) -> Iterator[tuple[World, NDArray[np.intp]]]:
+    """Yield each different world of some configurations, and the positions of the configurations that have it.
+
+    Args:
+        template: the trial, which has the threads of a rank.
+        gpus: ranks of each configuration.
+        ranks_per_node: ranks of a full host in each configuration; more than `gpus` are one host.
+    """
+    positions_by_hosts: dict[_Hosts, list[int]] = {}
+    pairs = zip(gpus.tolist(), np.minimum(gpus, ranks_per_node).tolist(), strict=True)
+    for position, (ranks, ranks_of_full_host) in enumerate(pairs):
+        positions_by_hosts.setdefault(_Hosts(ranks, ranks_of_full_host), []).append(position)
+    threads = template.world.threads_per_rank
+    for hosts in sorted(positions_by_hosts):
+        world = world_of_hosts(hosts.ranks, hosts.ranks_of_full_host, threads)
+        yield world, np.array(positions_by_hosts[hosts])
 
 
 def _with_batch(template: Trial, grad_accum: int, micro_batch: int) -> Trial:
@@ -280,8 +317,10 @@ _NODES = tuple(NormalDist().inv_cdf((i + 0.5) / 15) for i in range(15))
 @overload
 def oom_chance(forecast_bytes: float, capacity_bytes: float, device: DeviceName) -> float: ...
 @overload
-def oom_chance(forecast_bytes: FloatArray, capacity_bytes: float, device: DeviceName) -> FloatArray: ...
-def oom_chance(forecast_bytes: float | FloatArray, capacity_bytes: float, device: DeviceName) -> float | FloatArray:
+def oom_chance(forecast_bytes: FloatArray, capacity_bytes: float | FloatArray, device: DeviceName) -> FloatArray: ...
+def oom_chance(
+    forecast_bytes: float | FloatArray, capacity_bytes: float | FloatArray, device: DeviceName
+) -> float | FloatArray:
     """The chance, in [0, 1], that tensors of `forecast_bytes` and all beside them exceed `capacity_bytes`.
 
     Needed are `forecast x F + R` bytes, with F and R lognormal. F is the error of forecasts times reserved over used
@@ -290,13 +329,14 @@ def oom_chance(forecast_bytes: float | FloatArray, capacity_bytes: float, device
 
     Args:
         forecast_bytes: peak of a rank's tensors, at least 0.
-        capacity_bytes: memory of the device that the rank has for itself; on a CPU its share of the host's memory.
+        capacity_bytes: memory of the device that the rank has for itself; on a CPU its share of the host's memory. One
+            for all forecasts, or one for each.
         device: where it runs.
     """
     left_out = LEFT_OUT[device]
     spread = math.hypot(FORECAST_SPREAD, left_out.factor_spread)
     rest = left_out.fixed_bytes * np.exp(left_out.fixed_spread * np.array(_NODES))
-    room = capacity_bytes - rest
+    room = np.asarray(capacity_bytes, dtype=float)[..., None] - rest
     needed = np.asarray(forecast_bytes, dtype=float)[..., None] * left_out.factor
     with np.errstate(divide="ignore"):
         # No tensors need no bytes: the logarithm is minus infinity, and the chance is that the rest does not fit.

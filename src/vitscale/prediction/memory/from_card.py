@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from vitscale.engines import wrapper_facts
@@ -13,7 +14,7 @@ from vitscale.trial.known_models import KNOWN_MODELS
 from vitscale.trial.model_card import CardPart, ModelCard, PerImage
 from vitscale.trial.model_cost import card_block
 from vitscale.trial.rank_batches import largest_micro_batch
-from vitscale.trial.trial import Trial
+from vitscale.trial.trial import TrainSpec, Trial
 
 _PIXEL_BYTES = 4
 """Bytes of a channel of a pixel in the float images that the loop makes."""
@@ -46,7 +47,11 @@ def card_pieces(trial: Trial, card: ModelCard) -> Pieces:
     images = largest_micro_batch(trial.train)
     element_bytes = weight_bytes(trial.train)
     has_norms_over_ranks = trial.train.batch_norm == "synchronised" and trial.world.size > 1
-    parts = [_part(part, images, has_norms_over_ranks=has_norms_over_ranks) for part in card.parts]
+    parts = []
+    for card_part in card.parts:
+        part = _part(card_part, images, has_norms_over_ranks=has_norms_over_ranks)
+        scratch_bytes = _convolution_scratch_bytes(card_part, trial.train)
+        parts.append(part._replace(backward=tuple(amount + scratch_bytes for amount in part.backward)))
     logits = card.logits.of(images)
     if len(parts) > 1:
         # The part before the loss makes the logits. They are counted apart, for the loop holds them until all of
@@ -70,6 +75,26 @@ def _input_bytes(trial: Trial, images: int) -> int:
     return pixels * trial.model.channels * (_PIXEL_BYTES + cast_bytes) + labels * _LABEL_BYTES
 
 
+_GRADIENT_COPY_BYTES = 2 * 4
+"""Bytes of an element in oneDNN's two copies of the gradient of a convolution's weights, which it sums up in fp32."""
+
+
+def _convolution_scratch_bytes(part: CardPart, train: TrainSpec) -> int:
+    """Return the bytes that the backward of a part's largest convolution takes for copies of weights, on a CPU.
+
+    oneDNN works on copies of the weights and of their gradient in blocks of channels, whose number is not documented:
+    resnet18 of torchvision took three times the 9.4 MB of its largest convolution (docs/memory.md).
+    """
+    if train.device != "cpu":
+        return 0
+    weights = [shape for module in part.modules for shape in module.shapes if len(shape) == _CONVOLUTION_DIMENSIONS]
+    largest = max(map(math.prod, weights), default=0)
+    product_bytes = 4 if train.precision == "fp32" else 2
+    return largest * (product_bytes + _GRADIENT_COPY_BYTES)
+
+
+_CONVOLUTION_DIMENSIONS = 4
+"""Dimensions of the weights of a convolution over images: outputs, inputs, height, width."""
 _COPIES_OF_NORMS_OVER_RANKS = 3
 """Copies of its input on which a batch norm over several ranks works in backward (`models.batch_norm`), beside what a
 local one takes."""

@@ -58,10 +58,13 @@ def test_releases_are_ordered_as_numbers_and_not_as_texts() -> None:
          ["train.compile with zero_stage = 3"]),
         ({"engine": "script", "script": "train.py", "zero_stage": 3, "compile": True}, "2.11.0", []),
         (COMPILED_STAGE_3, "of somebody", []),
+        ({"engine": "fsdp2", "grad_accum": 2}, "2.9.1", ["training by vitscale", "train.grad_accum > 1 under FSDP2"]),
+        ({"engine": "fsdp2", "grad_accum": 2}, "2.10.0", []),
+        ({"engine": "ddp", "grad_accum": 2}, "2.9.1", ["training by vitscale"]),
     ],
 )  # fmt: skip
-def test_compiled_blocks_under_zero_3_need_torch_2_12(fields: dict[str, Any], version: str, whats: list[str]) -> None:
-    """Under 2.11 its gradients are wrong: the loss of step 2 was 2.3074 for 2.3217, on a CPU and on an H200."""
+def test_what_needs_a_later_torch(fields: dict[str, Any], version: str, whats: list[str]) -> None:
+    """Compiled ZeRO-3: under 2.11 the loss of step 2 was 2.3074 for 2.3217, on a CPU and on an H200."""
     assert [need.what for need in unmet_torch_needs(train(**fields), version)] == whats
 
 

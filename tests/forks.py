@@ -253,13 +253,14 @@ def _start_server(path: str, kind: str, stdin: Any) -> None:
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     threads[WARM_POOL] = "0"
     errors = Path(f"{path}-errors")
-    process = subprocess.Popen(
-        [sys.executable, __file__, path, kind],
-        stdin=stdin,
-        stderr=errors.open("wb"),
-        env=AT_FIRST | threads | {"PYTHONPATH": _TESTS},
-        start_new_session=True,
-    )
+    with errors.open("wb") as error_file:
+        process = subprocess.Popen(
+            [sys.executable, __file__, path, kind],
+            stdin=stdin,
+            stderr=error_file,
+            env=AT_FIRST | threads | {"PYTHONPATH": _TESTS},
+            start_new_session=True,
+        )
     wait_until(lambda: Path(path).exists() or process.poll() is not None, "all is imported")
     assert process.poll() is None, f"what was to be imported is not: {errors.read_text().strip().splitlines()[-1:]}"
 

@@ -97,7 +97,7 @@ def with_torch(planned: Plan, version: str | None, **slurm: str) -> Plan:
 
 
 def test_a_plan_names_the_release_and_the_trials_that_need_it(tmp_path: Path) -> None:
-    changes = {
+    changes: dict[str, dict[str, Any]] = {
         "train": {"engine": "deepspeed", "zero_stage": 3},
         "scaling": {"gpus": [2]},
         "sweep": {"train.compile": [False, True]},

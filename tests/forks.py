@@ -56,6 +56,8 @@ _WORKER_PLANE = (
     "vitscale.worker", "vitscale.models", "vitscale.datasets", "vitscale.probes",
     "vitscale.engines.base", "vitscale.engines.building", "vitscale.engines.shared",
 )  # fmt: skip
+WARM_POOL = "TORCH_WARM_POOL"
+"""The variable by which older releases of torch start no processes that compile, with a thread, when imported."""
 _PR_SET_PDEATHSIG = 1
 _popen = subprocess.Popen
 AT_FIRST = dict(os.environ)
@@ -249,14 +251,18 @@ def _start_server(path: str, kind: str, stdin: Any) -> None:
     """Returns when it has imported all and listens; it ends when its standard input does."""
     # What is imported may start threads unless told, and a process that has some must not be forked.
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    process = subprocess.Popen(
-        [sys.executable, __file__, path, kind],
-        stdin=stdin,
-        env=AT_FIRST | threads | {"PYTHONPATH": _TESTS},
-        start_new_session=True,
-    )
+    threads[WARM_POOL] = "0"
+    errors = Path(f"{path}-errors")
+    with errors.open("wb") as error_file:
+        process = subprocess.Popen(
+            [sys.executable, __file__, path, kind],
+            stdin=stdin,
+            stderr=error_file,
+            env=AT_FIRST | threads | {"PYTHONPATH": _TESTS},
+            start_new_session=True,
+        )
     wait_until(lambda: Path(path).exists() or process.poll() is not None, "all is imported")
-    assert process.poll() is None, "what was to be imported is not"
+    assert process.poll() is None, f"what was to be imported is not: {errors.read_text().strip().splitlines()[-1:]}"
 
 
 # --- the process that forks ------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def test_a_finding_of_several_trials_is_told_once(tmp_path: Path) -> None:
     assert unknown.startswith("error: micro_batch_per_gpu: DeepSpeed ")
     (overlap,) = [line for line in lines if "all-reduced after backward" in line]
     assert overlap.endswith("(1 of 2 trials)")  # one rank sends nothing
-    told = {(f["kind"], f["key"]): f for f in plan_fields(found, file_findings=file_findings)["findings"]}
+    told = {(f["kind"], f["key"]): f for f in plan_fields(found, findings=file_findings)["findings"]}
     assert set(told["unknown-key", "micro_batch_per_gpu"]) == {
         "kind", "severity", "key", "line", "message", "advice", "source", "trials", "ranks", "hosts",
     }  # fmt: skip
@@ -105,7 +105,7 @@ def test_a_plan_tells_them_before_its_commands_and_takes_no_markup(tmp_path: Pat
     found = planned(tmp_path, {"[red]x[/red]": 1, "\x1b[2J": 1})
     console = Console(width=80, force_terminal=True)
     with console.capture() as captured:
-        show(console, plan_document(found, file_findings=findings_of(found.record.trials)), verbose=True)
+        show(console, plan_document(found, findings=findings_of(found.record.trials)), verbose=True)
     printed = captured.get()
     assert printed.index("[red]x[/red]") < printed.index("Commands")
     assert "\\x1b[2J" in printed

@@ -18,8 +18,9 @@ from results_factory import failed_run, make_environment
 from vitscale import analysis, store
 from vitscale.cli import app
 from vitscale.errors import RequestError
+from vitscale.prediction.step.messages import messages
 from vitscale.preflight import training
-from vitscale.preflight.training_proofs import Proof, proofs
+from vitscale.preflight.training_proofs import Proof, _checked_name, proofs
 from vitscale.profiles.timeline import LOST_KERNELS, NO_KERNELS, NO_LAUNCH, NO_NCCL
 from vitscale.runner import Plan
 from vitscale.store import bundles
@@ -94,6 +95,39 @@ def test_splits_over_two_ranks_are_checked_where_ranks_are_even(
             if getattr(trial.parallel, axis) > 1
         }
         assert axes == {"tensor", "sequence", "pipeline"}
+
+
+@pytest.mark.parametrize(("ranks", "is_trained"), [(1, False), (2, True), (3, False), (4, True)])
+def test_second_shards_are_checked_where_ranks_make_whole_pairs(ranks: int, is_trained: bool) -> None:
+    selection = training._selected_engines("cpu", ranks)
+    assert any(fields.get("hpz") == 2 for fields in selection.engines) is is_trained
+    reasons = [reason for reason in selection.missing if "hpz 2" in reason]
+    assert len(reasons) == (not is_trained)
+    for reason in reasons:
+        assert "2 ranks share a second shard of the weights, and" in reason
+
+
+def test_second_shards_have_a_row_of_their_own_and_two_micro_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights stay from forward to backward, so that with one micro-step nothing is gathered from second shards."""
+    planned = dict[str, Trial]()
+
+    def stop(plan: Plan, *_: object) -> None:
+        planned.update({_checked_name(trial): trial for trial in plan.record.trials.values()})
+        raise RequestError("planned")
+
+    monkeypatch.setattr("vitscale.runner.run", stop)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(RequestError, match="planned"):
+        training.check_training(
+            {"launch": {"oversubscribe": True}}, 4, tmp_path / "results", Console(file=io.StringIO())
+        )
+    with_second_shards = planned["deepspeed ZeRO-3, hpZ 2"]
+    assert (with_second_shards.train.hpz, with_second_shards.train.grad_accum) == (2, 2)
+    assert (planned["deepspeed ZeRO-3"].train.hpz, planned["deepspeed ZeRO-3"].train.grad_accum) == (1, 1)
+    in_pairs = [message for message in messages(with_second_shards) or () if message.group == "second shard"]
+    assert sum(message.times(grad_accum=2) for message in in_pairs) > 0
 
 
 def of_ddp(checked: tuple[Path, Any, Any], spoil: Spoil, device: str = "cpu") -> dict[str, Proof]:

@@ -154,7 +154,9 @@ def test_a_fork_is_seen_from_outside_as_a_rank(compared: Compared, ranks: int) -
         assert report["name"] == f"vitscale rank {rank}"[:15]
         assert launched.token not in report["initial_environment"]
         assert report["files"] == sorted(["/dev/null", f"{folder}/log.txt", f"{folder}/log.txt"])
-    assert sorted((Path(folder) / "log.txt").read_text().split("\n")) == [
+    # gloo itself prints a line a rank under some releases of torch (2.10).
+    lines = [line for line in (Path(folder) / "log.txt").read_text().split("\n") if not line.startswith("[Gloo] ")]
+    assert sorted(lines) == [
         "",
         *(f"rank {n} prints" for n in range(ranks)),
     ]

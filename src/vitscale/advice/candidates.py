@@ -184,7 +184,7 @@ def candidates(
     """Return every combination of engine variant, micro-batch, accumulation, checkpointing and rank count.
 
     What was measured at one of the rank counts is among them. Each rank has a model of its own, else see
-    `shared_model_candidates`. An engine that takes replicas has one over all ranks, and one on each of several hosts.
+    `shared_model_candidates`. Over which ranks weights are sharded is in `_possible_shardings`.
 
     Args:
         comparable: the series to advise about.
@@ -205,14 +205,11 @@ def candidates(
         for variant in variants:
             if of_engine(variant.engine).alone and gpus > 1:
                 continue
-            if not takes_ranks(with_variant(comparable.trial.train, variant), gpus):
-                continue
-            for parallel, (batch, keeps) in product(
-                _possible_replicas(comparable.trial.train, variant, RankCount(gpus, per_node)), keeps_by_batch.items()
-            ):
+            shardings = _possible_shardings(comparable, variant, RankCount(gpus, per_node))
+            for sharding, (batch, keeps) in product(shardings, keeps_by_batch.items()):
                 for checkpointing in trainable.checkpointing_options(*batch):
                     combinations.append(
-                        Candidate(gpus, per_node, variant, *batch, checkpointing, instance=None, parallel=parallel)
+                        Candidate(gpus, per_node, variant, *batch, checkpointing, instance=None, **sharding._asdict())
                     )
                     keeps_by_policy.append(keeps)
 
@@ -227,17 +224,54 @@ def candidates(
     return Candidates(tuple(combinations), tuple(keeps_batch), refused, tuple(indivisible))
 
 
-def _possible_replicas(train: TrainSpec, variant: EngineVariant, count: RankCount) -> tuple[ParallelSpec, ...]:
-    """Return [parallel] with the replicas to choose from: one over all ranks, and one on each host.
+class _Sharding(NamedTuple):
+    """Over which ranks weights are sharded; the fields are those of `Candidate`."""
 
-    Within a host shards are gathered over its fast links, and only gradients of shards travel between hosts. Only the
-    former where the engine takes no replicas, or there is one host, or one rank on each.
+    parallel: ParallelSpec = NO_SPLIT
+    """With the replicas."""
+    second_shard_ranks: int = 1
+
+
+def _possible_shardings(comparable: ComparableSeries, variant: EngineVariant, count: RankCount) -> Iterator[_Sharding]:
+    """Yield the shardings to choose from: over all ranks, and such that weights are gathered within a host.
+
+    On several hosts of several ranks an engine that takes replicas has one on each host: shards are gathered over fast
+    links, and only gradients of shards travel between hosts. One that takes second shards has one on each host, from
+    which weights are gathered again. Second shards of as many ranks as were measured are among them.
     """
+    train = with_variant(comparable.trial.train, variant)
     hosts = count.gpus // count.ranks_per_node
-    takes_replicas = wrapper_facts(with_variant(train, variant)).replicates
-    if not takes_replicas or hosts == 1 or count.ranks_per_node == 1:
-        return (NO_SPLIT,)
-    return (NO_SPLIT, ParallelSpec(replicate=hosts))
+    has_fast_groups = hosts > 1 and count.ranks_per_node > 1
+    second_shards = {1, *comparable.second_shard_ranks(variant)}
+    if has_fast_groups:
+        second_shards.add(count.ranks_per_node)
+    for ranks in sorted(second_shards):
+        if _takes_second_shard(train, ranks, count.gpus):
+            yield _Sharding(second_shard_ranks=ranks)
+    if has_fast_groups and wrapper_facts(train).replicates:
+        yield _Sharding(ParallelSpec(replicate=hosts))
+
+
+def _takes_second_shard(train: TrainSpec, second_shard_ranks: int, ranks: int) -> bool:
+    """Whether so many ranks can train with a second shard of the weights in groups of `second_shard_ranks`; 1: none.
+
+    A DeepSpeed file that asks for such groups itself decides alone.
+    """
+    without_groups = train.model_copy(update={"hpz": 1})
+    if second_shard_ranks == 1:
+        return takes_ranks(without_groups, ranks)
+    has_groups_of_file = wrapper_facts(train).second_shard_ranks(without_groups) > 1
+    with_groups = train.model_copy(update={"hpz": second_shard_ranks})
+    return not has_groups_of_file and _is_trainable(with_groups) and takes_ranks(with_groups, ranks)
+
+
+def _is_trainable(train: TrainSpec) -> bool:
+    """Whether the engine takes a [train]."""
+    try:
+        check(train)
+    except RequestError:
+        return False
+    return True
 
 
 def _keeps_by_batch(shares: Iterable[int], micro_batches: Sequence[int]) -> dict[_Batch, bool]:
@@ -354,7 +388,7 @@ def shared_model_candidates(comparable: ComparableSeries, counts: Sequence[tuple
     splits = list(_possible_splits(trial.model, ranks_per_node=largest_host))
     splits += _measured_splits(comparable).difference([NO_SPLIT, *splits])
     for variant in variants:
-        train = with_variant(trial.train, variant)
+        train = with_variant(trial.train, variant).model_copy(update={"hpz": 1})  # refused where ranks share models
         # A pipeline needs as many micro-batches as stages: a split that is refused even with most is never possible.
         with_most_micro_batches = train.model_copy(update={"grad_accum": _LARGEST_SPLIT})
         for parallel in splits:
@@ -492,9 +526,29 @@ def _on_instances(comparable: ComparableSeries, instance: Instance, counts: Sequ
         for variant in sorted(comparable.variants):
             if of_engine(variant.engine).alone and gpus > 1:
                 continue
-            for micro_batch, accum in batches:
+            second_shards = _measured_second_shards(comparable, variant, gpus)
+            for second_shard_ranks, (micro_batch, accum) in product(second_shards, batches):
                 for checkpointing in trainable.checkpointing_options(micro_batch, accum):
-                    yield Candidate(gpus, instance.gpus, variant, micro_batch, accum, checkpointing, instance)
+                    yield Candidate(
+                        gpus,
+                        instance.gpus,
+                        variant,
+                        micro_batch,
+                        accum,
+                        checkpointing,
+                        instance,
+                        second_shard_ranks=second_shard_ranks,
+                    )
+
+
+def _measured_second_shards(comparable: ComparableSeries, variant: EngineVariant, ranks: int) -> list[int]:
+    """Return the ranks that shared a second shard in series of a variant, as far as so many ranks can have it.
+
+    1 stands for none. Empty where the variant cannot train on so many ranks.
+    """
+    train = with_variant(comparable.trial.train, variant)
+    measured = sorted(comparable.second_shard_ranks(variant))
+    return [second_shard for second_shard in measured if _takes_second_shard(train, second_shard, ranks)]
 
 
 def _study_batches(
@@ -584,7 +638,7 @@ def as_configured(measured: TrainSpec, candidate: Candidate) -> TrainSpec:
     """Return how a candidate would train: as the measured training, with the candidate's engine and batch."""
     train = with_variant(measured, candidate.variant)
     changes = {name: getattr(candidate, name) for name in ("micro_batch", "grad_accum", "activation_checkpointing")}
-    return train.model_copy(update=changes)
+    return train.model_copy(update={**changes, "hpz": candidate.second_shard_ranks})
 
 
 def with_variant(train: TrainSpec, variant: EngineVariant) -> TrainSpec:

@@ -63,24 +63,29 @@ class ComparableSeries:
         return frozenset(_variant(series) for series in self.members)
 
     def has_trained(self, candidate: Candidate) -> bool:
-        """Return whether any member has a candidate's engine variant, with replicas if the candidate has any."""
-        return (candidate.variant, candidate.parallel.replicate > 1) in self._trained
+        """Return whether any member shards as a candidate does: see `_ShardedVariant`."""
+        return _ShardedVariant.of(candidate) in self._trained
 
     @cached_property
-    def _trained(self) -> frozenset[tuple[EngineVariant, bool]]:
-        """Each member's engine variant, and whether it has replicas."""
-        return frozenset((_variant(series), _largest_trial(series).parallel.replicate > 1) for series in self.members)
+    def _trained(self) -> frozenset[_ShardedVariant]:
+        """How each member shards."""
+        return frozenset(_ShardedVariant.of(Candidate.of(_largest_trial(series))) for series in self.members)
+
+    def second_shard_ranks(self, variant: EngineVariant) -> frozenset[int]:
+        """Return `TrainSpec.hpz` of the members that have an engine variant; empty where none has it."""
+        return frozenset(_largest_trial(series).train.hpz for series in self.members if _variant(series) == variant)
 
     def nearest(self, candidate: Candidate) -> Series:
         """Return the member from which a candidate is worked out; the reference where none has its engine variant.
 
-        Among members that have it, those that split models likewise come first, then those of the reference's policy,
-        then those with the nearest micro-batch.
+        Among members that have it, those that split models likewise come first, then those with the same second shards,
+        then those of the reference's policy, then those with the nearest micro-batch.
         """
 
         def distance(member: Series) -> _Distance:
             return _Distance(
                 other_split=_largest_trial(member).parallel != candidate.parallel,
+                other_second_shard=_largest_trial(member).train.hpz != candidate.second_shard_ranks,
                 other_policy=member.mode != self.reference.mode,
                 micro_batch=_micro_batch_distance(member, candidate.micro_batch),
             )
@@ -89,11 +94,30 @@ class ComparableSeries:
         return min(same_variant or [self.reference], key=distance)
 
 
+class _ShardedVariant(NamedTuple):
+    """An engine variant, and over which ranks it shards, whatever their number."""
+
+    variant: EngineVariant
+    has_replicas: bool
+    has_second_shards: bool
+
+    @staticmethod
+    def of(candidate: Candidate) -> _ShardedVariant:
+        """Return that of a candidate."""
+        return _ShardedVariant(
+            variant=candidate.variant,
+            has_replicas=candidate.parallel.replicate > 1,
+            has_second_shards=candidate.second_shard_ranks > 1,
+        )
+
+
 class _Distance(NamedTuple):
     """How far a series is from a candidate, the weightiest difference first."""
 
     other_split: bool
     """Whether its ranks share a model in another way, or shard other replicas."""
+    other_second_shard: bool
+    """Whether other numbers of ranks share a second shard of the weights."""
     other_policy: bool
     """Whether its batch policy is not the reference's."""
     micro_batch: float

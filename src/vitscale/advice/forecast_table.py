@@ -233,7 +233,7 @@ def _rough_forecast_of_all(
     )
     measured = np.array([comparable.has_trained(candidate) for candidate in combinations], dtype=bool)
     kinds = [
-        (candidate.variant, candidate.parallel.replicate, candidate.gpus, keeps, is_large, candidate.instance)
+        (*_sharding_of(candidate), candidate.gpus, keeps, is_large, candidate.instance)
         for candidate, keeps, is_large in zip(combinations, keeps_batch.tolist(), large_batch.tolist(), strict=True)
     ]
     # Of an unmeasured engine only the best contends: a hint, not an answer.
@@ -265,12 +265,19 @@ def _is_host_memory_known(forecast: Evaluated) -> bool:
     return not bool((offloads & np.isnan(forecast.host_oom_chance)).any())
 
 
+def _sharding_of(candidate: Candidate) -> tuple[Hashable, ...]:
+    """Return the engine variant, its replicas, and the ranks that share a second shard: candidates that differ in any
+    of them compete with others of their own only."""
+    return (candidate.variant, candidate.parallel.replicate, candidate.second_shard_ranks)
+
+
 def _nearest_series(comparable: ComparableSeries, combinations: Sequence[Candidate]) -> list[str]:
     """Return for each candidate the name of the series that it is worked out from."""
     name_by_settings: dict[tuple[object, ...], str] = {}  # a search for each of many thousand candidates takes long
     names: list[str] = []
     for candidate in combinations:
-        settings = (candidate.variant, candidate.micro_batch, candidate.parallel)  # all that decides the nearest series
+        # All that decides the nearest series.
+        settings = (candidate.variant, candidate.micro_batch, candidate.parallel, candidate.second_shard_ranks)
         if settings not in name_by_settings:
             name_by_settings[settings] = comparable.nearest(candidate).name
         names.append(name_by_settings[settings])
@@ -461,7 +468,7 @@ def _start_ups(comparable: ComparableSeries, combinations: Sequence[Candidate]) 
     for candidate in combinations:
         batch = (candidate.micro_batch, candidate.grad_accum)
         hosts = (candidate.gpus, candidate.ranks_per_node)
-        wrapper = (candidate.variant, candidate.activation_checkpointing, candidate.parallel)
+        wrapper = (*_sharding_of(candidate), candidate.activation_checkpointing, candidate.parallel)
         key = (*hosts, *wrapper, batch if batch in batches else None)
         if key not in startup_by_key:
             nearest_points = comparable.nearest(replace(candidate, instance=None)).points

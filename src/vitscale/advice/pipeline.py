@@ -232,7 +232,10 @@ def _candidates(comparable: ComparableSeries, request: Request) -> Candidates:
 
 
 def _fastest_by_count(choosing: Choosing) -> tuple[Option, ...]:
-    """Return the fastest option of each engine, split and instance at each rank count, measured engines first."""
+    """Return the fastest option of each engine, split, second shard and instance at each rank count.
+
+    Measured engines come first.
+    """
     fastest: dict[_RowOrder, int] = {}
     for index in np.flatnonzero(choosing.shown):
         candidate = choosing.forecasts.candidates[index]
@@ -241,6 +244,7 @@ def _fastest_by_count(choosing: Choosing) -> tuple[Option, ...]:
             instance="" if candidate.instance is None else candidate.instance.name,
             variant=candidate.variant,
             split=str(candidate.parallel),
+            second_shard_ranks=candidate.second_shard_ranks,
             gpus=candidate.gpus,
         )
         if row not in fastest or choosing.seconds[index] < choosing.seconds[fastest[row]]:
@@ -256,6 +260,7 @@ class _RowOrder(NamedTuple):
     """Name of the instance; empty for hosts like the measured ones."""
     variant: EngineVariant
     split: str
+    second_shard_ranks: int
     gpus: int
 
 

@@ -428,6 +428,7 @@ def _option_fields(option: Option) -> dict[str, Any]:
         "gpu": None if candidate.instance is None else candidate.instance.gpu.name,
         **attributes(candidate, "ranks_per_node", "engine"),
         "zero_stage": candidate.changes["zero_stage"],
+        "hpz": candidate.second_shard_ranks,
         "parallel": candidate.parallel.model_dump(),
         **attributes(candidate, "micro_batch", "grad_accum", "activation_checkpointing"),
         "keeps_global_batch": option.keeps_batch,

@@ -23,9 +23,10 @@ LARGE_BATCH_MARK = "\u2020"
 
 
 def engine(option: Option) -> str:
-    """Return the engine, the split or the replicas, and recomputing.
+    """Return the engine, the split, the replicas or the second shards, and recomputing.
 
-    Example: "deepspeed ZeRO-2, sequence 2, activation checkpointing", "fsdp2, 4 replicas of 8".
+    Example: "deepspeed ZeRO-2, sequence 2, activation checkpointing", "fsdp2, 4 replicas of 8", "deepspeed ZeRO-3,
+    hpZ 8".
     """
     candidate = option.candidate
     parts = [candidate.variant.name]
@@ -35,6 +36,8 @@ def engine(option: Option) -> str:
     replicas = candidate.parallel.replicate
     if replicas > 1:
         parts.append(f"{replicas} replicas of {candidate.gpus // replicas}")
+    if candidate.second_shard_ranks > 1:
+        parts.append(f"hpZ {candidate.second_shard_ranks}")
     if candidate.activation_checkpointing:
         parts.append("activation checkpointing")
     return ", ".join(parts)

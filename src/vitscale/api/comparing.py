@@ -201,7 +201,7 @@ def run_in_turn(studies: Sequence[Path], repeats: int | None, folder: Path, cons
     Raises:
         VitscaleError: as `compare_studies` does.
     """
-    from vitscale.deepspeed_lint.rules import findings_of
+    from vitscale.api.planning import plan_findings
     from vitscale.preflight import pace_warnings
     from vitscale.runner import alternating
     from vitscale.runner.preview import finding_lines
@@ -210,8 +210,7 @@ def run_in_turn(studies: Sequence[Path], repeats: int | None, folder: Path, cons
     for side in sides:  # the results of one study, with the plan to fill them
         notes = [*side.plan.expansion.notes, *pace_warnings(side.plan, side.results)]
         note_lines = [f"note: {side.name}: {note}" for note in notes]
-        file_findings = findings_of(side.plan.record.trials)
-        for line in (*note_lines, *finding_lines(side.plan, file_findings)):
+        for line in (*note_lines, *finding_lines(side.plan, plan_findings(side.plan))):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     reports = alternating.run_in_turn(sides, console)
     failures = sum(len(report.failures) for report in reports)

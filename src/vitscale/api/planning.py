@@ -20,7 +20,7 @@ from vitscale.api.arguments import (
     positive,
 )
 from vitscale.deepspeed_lint.rules import findings_of
-from vitscale.present.document import Document, Finding
+from vitscale.present.document import Document, Finding, most_severe_first
 from vitscale.present.units import counted
 from vitscale.present.unread import Unread
 from vitscale.present.verb_result import VerbResult
@@ -28,6 +28,7 @@ from vitscale.runner.expectation import expectations
 from vitscale.runner.memory_fits import memory_fits, unfit
 from vitscale.runner.plan_estimate import PlanEstimate
 from vitscale.runner.preview import command_list, plan_document, plan_fields, runs_to_do
+from vitscale.runner.torch_findings import torch_findings
 from vitscale.sources.elsewhere import check_or_expect
 from vitscale.study.file import StudyFile
 
@@ -40,8 +41,8 @@ class PlanResult(VerbResult):
     """Trials, runs in their order, where they would run."""
     estimate: PlanEstimate
     """Memory, time, GPU-hours and cost of each trial."""
-    file_findings: tuple[Finding, ...]
-    """Findings on the trials' DeepSpeed files, as `vitscale.lint` has them."""
+    findings: tuple[Finding, ...]
+    """Findings on the trials' DeepSpeed files, as `vitscale.lint` has them, and on what the installed torch lacks."""
 
     verb = "plan"
 
@@ -59,11 +60,11 @@ class PlanResult(VerbResult):
 
     @override
     def _answer_fields(self) -> Mapping[str, Any]:
-        return plan_fields(self.plan, self.estimate, self.file_findings)
+        return plan_fields(self.plan, self.estimate, self.findings)
 
     @override
     def _answer_document(self) -> Document:
-        return plan_document(self.plan, self.estimate, self.file_findings)
+        return plan_document(self.plan, self.estimate, self.findings)
 
 
 def plan(
@@ -105,7 +106,12 @@ def plan(
     done = runner.done_before(planned, default_folder(planned))
     expected = expectations(planned, path_or_none(from_results), price_per_hour)
     estimate = PlanEstimate(fits, expected, skipped, done)
-    return PlanResult(planned, estimate, findings_of(planned.record.trials))
+    return PlanResult(planned, estimate, plan_findings(planned))
+
+
+def plan_findings(planned: runner.Plan) -> tuple[Finding, ...]:
+    """Return findings on the trials' DeepSpeed files, and on what the installed torch lacks; the most severe first."""
+    return most_severe_first([*findings_of(planned.record.trials), *torch_findings(planned)])
 
 
 def commands(

@@ -12,8 +12,7 @@ from typing_extensions import override
 
 from vitscale import runner
 from vitscale.api.arguments import LaunchOptions, StrPath, overlay_of, path_of, path_or_none, progress_console
-from vitscale.api.planning import default_folder, unfit_trials
-from vitscale.deepspeed_lint.rules import findings_of
+from vitscale.api.planning import default_folder, plan_findings, unfit_trials
 from vitscale.errors import RequestError
 from vitscale.preflight import pace_warnings
 from vitscale.present.document import Document
@@ -248,7 +247,7 @@ def carry_out(
     """
     notes = [*planned.expansion.notes, *pace_warnings(planned, results)]
     note_lines = [f"note: {note}" for note in notes]
-    for line in (*note_lines, *finding_lines(planned, findings_of(planned.record.trials))):
+    for line in (*note_lines, *finding_lines(planned, plan_findings(planned))):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     report = runner.run(planned, results, options, console)
     # The modules that read results are imported only when there are some: the first run need not wait for them.

@@ -385,7 +385,7 @@ def _check_block_options(model: nn.Module, train: TrainSpec, *, has_blocks: bool
     """Check that activation checkpointing and compiling, as far as they are asked for, can be done to a model.
 
     Raises:
-        RequestError: the model has no repeated blocks, or this torch compiles wrongly under ZeRO-3.
+        RequestError: the model has no repeated blocks.
     """
     if not has_blocks:
         option = "activation_checkpointing" if train.activation_checkpointing else "compile"
@@ -394,12 +394,6 @@ def _check_block_options(model: nn.Module, train: TrainSpec, *, has_blocks: bool
             "modules of one class outside its heads",
             next_step="Keep the model's blocks, each one module with a forward, in a torch.nn.ModuleList or Sequential,"
             f" or leave {option} out",
-        )
-    if train.compile and train.zero_stage == 3 and torch.__version__ < "2.12":
-        # Its first gradients are wrong, without a word: the second loss is 0.6 % off (on a CPU, and on an H200).
-        raise RequestError(
-            f"train.compile with ZeRO-3 trains wrongly under torch {torch.__version__}",
-            next_step="Install torch 2.12 or later, or leave compile out",
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from vitscale.engines import ENGINES, OPTIONS, known, of_engine, readers_of, wrapper_facts
 from vitscale.engines.facts import ONE_PROCESS, Refusal
+from vitscale.engines.torch_needs import COMMON, TorchNeed, TorchRelease
 from vitscale.errors import RequestError, shown
 from vitscale.trial import script
 from vitscale.trial.trial import TrainSpec, Trial
@@ -44,6 +45,33 @@ def _rank_refusals(train: TrainSpec, ranks: int) -> Iterator[Refusal]:
     """Yield the reasons to refuse a number of ranks; how a script trains is its own affair."""
     if train.script is None:
         yield from wrapper_facts(train).rank_refusals(train, ranks)
+
+
+def unmet_torch_needs(train: TrainSpec, torch_version: str) -> Iterator[TorchNeed]:
+    """Yield what a [train] uses of torch and this version lacks; nothing where its release is not known.
+
+    How a script uses torch is its own affair.
+    """
+    installed = TorchRelease.of_version(torch_version)
+    if installed is None or train.script is not None:
+        return
+    for need in (*COMMON, *wrapper_facts(train).torch_needs):
+        if need.is_unmet(train, installed):
+            yield need
+
+
+def check_torch(train: TrainSpec, torch_version: str) -> None:
+    """Check that a version of torch trains as a [train] asks for.
+
+    Raises:
+        RequestError: it trains wrongly or not at all; with the release that does.
+    """
+    for need in unmet_torch_needs(train, torch_version):
+        if need.is_refused:
+            raise RequestError(
+                f"{need.what} {need.under_older} under torch {torch_version}",
+                next_step=f"Install torch {need.release} or later, or {need.remedy}",
+            )
 
 
 def check_checkpoint(train: TrainSpec) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from vitscale.engines.torch_needs import TorchNeed
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import ParallelAxis, ParallelSpec
 from vitscale.trial.trial import DeviceName, TrainSpec
@@ -76,6 +77,8 @@ class EngineFacts:
     """Why it cannot run here at all; None where it can."""
     instead: str = "Use another engine"
     """What to do where it cannot."""
+    torch_needs: tuple[TorchNeed, ...] = ()
+    """Uses of torch that need a later release than the oldest that pip takes."""
     checkpoint_unknown: str | None = None
     """Why no checkpoint can be saved and restored."""
     norms_unknown: Callable[[TrainSpec], str | None] = lambda _: None

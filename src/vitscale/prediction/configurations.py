@@ -35,6 +35,8 @@ class Candidate:
     """What it is rented as; None: hosts like the measured ones."""
     parallel: ParallelSpec = NO_SPLIT
     """How many of the ranks share a model."""
+    second_shard_ranks: int = 1
+    """Ranks that share a second shard of the weights, as `TrainSpec.hpz`."""
 
     @staticmethod
     def of(trial: Trial) -> Candidate:
@@ -42,7 +44,7 @@ class Candidate:
         train, world = trial.train, trial.world
         return Candidate(
             world.size, world.ranks_per_node, EngineVariant.of_train(train), largest_micro_batch(train),
-            train.grad_accum, train.activation_checkpointing, None, trial.parallel,
+            train.grad_accum, train.activation_checkpointing, None, trial.parallel, train.hpz,
         )  # fmt: skip
 
     @property
@@ -56,6 +58,7 @@ class Candidate:
         changes: dict[str, Any] = {
             **self.variant.changes,
             "activation_checkpointing": self.activation_checkpointing,
+            "hpz": self.second_shard_ranks,
             "parallel": self.parallel,
         }
         if self.instance is not None:

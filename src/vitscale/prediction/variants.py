@@ -38,7 +38,7 @@ _OF_HOSTS = ("model", "gpu", "network", "parallel")
 _LINKS_FOLLOW, _SPREAD_OF_LINKS = 0.5, 0.2
 _FIELDS = (
     "engine", "accelerate_backend", "zero_stage", "precision", "micro_batch", "grad_accum", "bucket_mib",
-    "activation_checkpointing",
+    "activation_checkpointing", "hpz",
 )  # fmt: skip
 _WRAPPER_CHANGES = frozenset({"engine", "accelerate_backend", "zero_stage"})
 
@@ -316,5 +316,6 @@ def _ratio(other: int | None, measured: int | None) -> float | None:
 def _wrapping(trial: Trial) -> tuple[object, ...]:
     """Return what decides the messages of an engine, and how it hides them."""
     train = trial.train
-    variant = tuple(getattr(train, option) for option in engines.wrapper_facts(train).name_options)
-    return (train.wrapper, variant, train.bucket_mib, trial.parallel.replicate)
+    facts = engines.wrapper_facts(train)
+    variant = tuple(getattr(train, option) for option in facts.name_options)
+    return (train.wrapper, variant, train.bucket_mib, trial.parallel.replicate, facts.second_shard_ranks(train))

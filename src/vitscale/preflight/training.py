@@ -15,7 +15,7 @@ from rich.console import Console
 
 from vitscale import analysis, runner
 from vitscale.base.distribution import versions_of
-from vitscale.engines import ENGINES, of_engine
+from vitscale.engines import ENGINES, of_engine, wrapper_facts
 from vitscale.errors import RequestError
 from vitscale.machine.hardware import Machine
 from vitscale.preflight.running import CheckTarget, check_target
@@ -27,7 +27,7 @@ from vitscale.present.units import UNKNOWN, counted
 from vitscale.runner import Plan
 from vitscale.study.file import Overlay
 from vitscale.study.resolve import device_of
-from vitscale.trial.trial import DeviceName
+from vitscale.trial.trial import DeviceName, TrainSpec
 
 EngineFields = dict[str, Any]
 """Fields of [train], and of [parallel] by dotted names, that choose an engine and its options."""
@@ -65,7 +65,7 @@ patch_size = 8
 layers = 2
 hidden_size = 96
 heads = 4
-mlp_size = 384
+mlp_size = 1152             # matrices of more than 1e5 weights, which ZeRO-3 gathers anew: smaller ones it keeps
 [data]
 name = "synthetic"
 samples = {samples}
@@ -196,22 +196,44 @@ def _study_text(engines: Iterable[EngineFields], ranks: int) -> str:
 
 
 def _engine_title(fields: EngineFields) -> str:
-    """Return the values, those of [parallel] with their names: "deepspeed 3", "megatron tensor 2".
+    """Return the values, with their names unless they name the engine: "deepspeed 3 hpz 2", "megatron tensor 2".
 
     The latter is of {"engine": "megatron", "parallel.tensor": 2}.
     """
+    facts = of_engine(fields["engine"])
+    naming_fields = {"engine", facts.stands_for, *facts.name_options}
     words = []
     for key, value in fields.items():
-        _, _, parallel_name = key.partition(".")
-        words.append(f"{parallel_name} {value}" if parallel_name else str(value))
+        name = key.removeprefix("parallel.")
+        words.append(str(value) if key in naming_fields else f"{name} {value}")
     return " ".join(words)
+
+
+def _train_of(fields: EngineFields, device: DeviceName) -> TrainSpec:
+    """Return a [train] with an engine and its options; those of [parallel] are left out."""
+    values: dict[str, Any] = {"precision": "fp32", "device": device, "micro_batch": _IMAGES_PER_RANK}
+    values |= {key: value for key, value in fields.items() if not key.startswith("parallel.")}
+    return TrainSpec.model_validate(values)
+
+
+def _why_ranks_do_not_fit(fields: EngineFields, device: DeviceName, ranks: int) -> str | None:
+    """Return why an engine cannot be checked on so many ranks; None where it can."""
+    checked_ranks = f"{counted(ranks, 'rank')} are checked"
+    if ranks % 2 and _needs_even_ranks(fields):
+        obstacle = "two replicas are of as many ranks" if "parallel.replicate" in fields else "two ranks share a model"
+        return f"{obstacle}, and {checked_ranks}"
+    train = _train_of(fields, device)
+    second_shard_ranks = wrapper_facts(train).second_shard_ranks(train)
+    if ranks % second_shard_ranks:
+        return f"{second_shard_ranks} ranks share a second shard of the weights, and {checked_ranks}"
+    return None
 
 
 def _why_unavailable(fields: EngineFields, device: DeviceName, ranks: int) -> str | None:
     """Return why an engine cannot be checked here; None where it can."""
-    if ranks % 2 and _needs_even_ranks(fields):
-        obstacle = "two replicas are of as many ranks" if "parallel.replicate" in fields else "two ranks share a model"
-        return f"{obstacle}, and {counted(ranks, 'rank')} are checked"
+    obstacle = _why_ranks_do_not_fit(fields, device, ranks)
+    if obstacle:
+        return obstacle
     facts = of_engine(fields["engine"])
     for package, version in versions_of(facts.packages).items():
         if version is None:

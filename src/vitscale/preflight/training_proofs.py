@@ -67,7 +67,7 @@ class Proof:
 
 def proofs(result: TrialResult) -> tuple[Proof, ...]:
     """Return all claims about a trial's first completed run; where none completed, the one claim that it did not."""
-    name = ", ".join(filter(None, (engine_name(result.trial.train), split_name(result.trial.parallel))))
+    name = _checked_name(result.trial)
     if not result.recorded_runs:
         reason = result.reason or "it did not end"
         return (Proof("run", name, "fails", f"{result.outcome or 'not run'}: {reason}"),)
@@ -80,6 +80,12 @@ def proofs(result: TrialResult) -> tuple[Proof, ...]:
         _prove_clocks(name, run),
         _prove_profiling(name, run),
     )
+
+
+def _checked_name(trial: Trial) -> str:
+    """Return what tells the checked engines apart: "deepspeed ZeRO-3, hpZ 2", "fsdp2, tensor 2"."""
+    second_shard = f"hpZ {trial.train.hpz}" if trial.train.hpz > 1 else ""
+    return ", ".join(filter(None, (engine_name(trial.train), second_shard, split_name(trial.parallel))))
 
 
 def _prove_placement(name: str, run: Run) -> Proof:

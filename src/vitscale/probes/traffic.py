@@ -23,17 +23,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
-from torch.distributed.distributed_c10d import GroupName
 
 from vitscale.processes.launch_file import RECORDER_RING
 from vitscale.profiles.flight_recorder import DUMP_OF_NCCL, DUMP_OF_OTHERS, VERSION
 from vitscale.profiles.kernels import dtype_name, operation
 from vitscale.store.records import Collective, TrafficLine
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import GroupName  # a text, which older releases do not name
 
 _DUMP_BY_BACKEND = {"nccl": DUMP_OF_NCCL, "gloo": DUMP_OF_OTHERS}
 NO_DTYPE = "none"
@@ -386,7 +388,7 @@ def _size_of(communicator: str) -> int:
         Unreadable: torch knows no such group.
     """
     try:
-        return int(c10d._resolve_process_group(GroupName(communicator)).size())
+        return int(c10d._resolve_process_group(cast("GroupName", communicator)).size())
     except (RuntimeError, ValueError):
         raise Unreadable(f"the ranks of process group {communicator!r} are unknown") from None
 

@@ -34,14 +34,14 @@ _ANY_RUN_FOLDER = Path("RESULTS/runs/TRIAL")
 
 
 def plan_document(
-    plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN, file_findings: Sequence[doc.Finding] = ()
+    plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN, findings: Sequence[doc.Finding] = ()
 ) -> doc.Document:
     """Show the number of runs and what they take, the trials, and the commands for them.
 
     Args:
         plan: the study.
         estimate: what its trials are expected to take.
-        file_findings: findings on the trials' DeepSpeed files (`vitscale.deepspeed_lint.rules.findings_of`).
+        findings: what is wrong with the trials' DeepSpeed files, and with the installed torch for them.
     """
     trials = plan.record.trials
     heading = f"{plan.record.name}: {counted(len(trials), 'trial')}, {_runs_in_words(plan, estimate)}"
@@ -51,15 +51,15 @@ def plan_document(
         *parameter_lines(_counted_models(trials)),
         *plan.expansion.notes,
     )
-    findings = [
-        replace(finding, message=f"{finding.message}{_trials_concerned(plan, finding)}") for finding in file_findings
+    counted_findings = [
+        replace(finding, message=f"{finding.message}{_trials_concerned(plan, finding)}") for finding in findings
     ]
     return doc.Document(
         "",
         (
             doc.Paragraph(heading, "strong"),
             doc.Bullets(summary),
-            *findings,
+            *counted_findings,
             _trial_table(plan, estimate),
             doc.Section("Commands", (doc.Code(tuple(_command_lines(plan))),)),
         ),
@@ -227,10 +227,10 @@ def _batch_in_words(train: TrainSpec) -> str:
     return f"{images} x{train.grad_accum}"
 
 
-def finding_lines(plan: Plan, file_findings: Sequence[doc.Finding]) -> list[str]:
-    """Return a line for each finding on what the trials' DeepSpeed files will really do."""
+def finding_lines(plan: Plan, findings: Sequence[doc.Finding]) -> list[str]:
+    """Return a line for each finding of `plan_document`."""
     lines = []
-    for finding in file_findings:
+    for finding in findings:
         key = f"{doc.shown_key(finding.about.key)}: " if finding.about.key else ""
         concerned = _trials_concerned(plan, finding)
         lines.append(f"{finding.severity}: {key}{finding.message}. Fix: {finding.advice}.{concerned}")
@@ -311,7 +311,7 @@ def _saving_lines(plan: Plan) -> list[str]:
 
 
 def plan_fields(
-    plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN, file_findings: Sequence[doc.Finding] = ()
+    plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN, findings: Sequence[doc.Finding] = ()
 ) -> dict[str, Any]:
     """Return the plan as JSON fields, with one object per trial. Arguments as of `plan_document`."""
     trials = []
@@ -341,7 +341,7 @@ def plan_fields(
         "expected": estimate.total_json(plan),
         "largest_image_sizes": estimate.largest_json(plan),
         "trials": trials,
-        "findings": [finding_fields(finding) for finding in file_findings],
+        "findings": [finding_fields(finding) for finding in findings],
     }
 
 

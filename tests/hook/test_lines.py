@@ -77,9 +77,17 @@ def test_any_text_is_a_line_or_a_value_error(text: str) -> None:
         return
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"type": {}}', "3", STEP.to_json()[:-9]])
-def test_torn_and_hostile_lines_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="."):
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[" * 100_000, "a line is nested too deeply"),
+        ('{"type": {}}', "a line has no type"),
+        ("3", "a line is no JSON object"),
+        (STEP.to_json()[:-9], "delimiter|Expecting|Unterminated"),
+    ],
+)
+def test_torn_and_hostile_lines_are_refused(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
         parse_line(text)
 
 

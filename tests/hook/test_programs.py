@@ -298,8 +298,8 @@ def test_a_fault_of_the_hook_turns_it_off_and_the_program_goes_on(tmp_path: Path
     run = run_hooked(tmp_path, FORKED_AND_BROKEN)
     assert run.said("code") == 0, run.output
     rank = run.only_rank
-    assert len(rank.steps) == 3
+    assert len(rank.steps) == 4
     assert rank.steps[1].data_seconds is None
     (note,) = rank.of(NoteLine)
     assert note.text.startswith("the hook turned itself off after step marks failed: TypeError")
-    assert read_ranks(run.results)[0].end.step == 3
+    assert read_ranks(run.results)[0].end.step == 4

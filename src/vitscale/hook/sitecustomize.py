@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import module_from_spec, spec_from_file_location
+from _frozen_importlib import (
+    module_from_spec,
+)  # importlib.util has it too, but takes a third of Python's start to import
+from _frozen_importlib_external import PathFinder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
 
@@ -85,6 +88,8 @@ def _load_package(folder: str) -> None:
     """Load the hook's package from its folder, whatever the program has made of sys.path since."""
     if PACKAGE in sys.modules:
         return
+    from importlib.util import spec_from_file_location
+
     package_folder = os.path.join(folder, PACKAGE)
     spec = spec_from_file_location(
         PACKAGE, os.path.join(package_folder, "__init__.py"), submodule_search_locations=[package_folder]

@@ -98,7 +98,7 @@ def parts_of(step: StepLine) -> float:
 
 
 def total(steps: Sequence[StepLine], field: str) -> float:
-    return sum(getattr(step, field) for step in steps)
+    return sum(float(getattr(step, field)) for step in steps)
 
 
 @pytest.fixture(scope="module")

@@ -162,7 +162,7 @@ def test_the_training_loader_is_the_one_before_a_backward_and_one_that_is_read_b
     loaders = TrainingLoaders()
     beside = 3
     loaders.learn([data(0, 1, VALIDATION), mark(EVALUATION, 1, 2), data(2, 3), mark(BACKWARD, 3, 4)])
-    assert (loaders.numbers, loaders.last) == ({TRAIN}, TRAIN)
+    assert (loaders.numbers, loaders.last) == (frozenset({TRAIN}), TRAIN)
     loaders.learn([data(0, 1, beside), data(2, 3), mark(BACKWARD, 3, 4)])
     assert loaders.numbers == {TRAIN}
     loaders.learn([data(0, 1, beside), data(2, 3), mark(BACKWARD, 3, 4)])

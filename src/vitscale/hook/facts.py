@@ -154,7 +154,9 @@ def _is_compiled(root: Any) -> bool:
 
 def _strategy(root: Any) -> str:
     """How the model is spread over ranks, by the classes of its modules."""
-    class_names = {name.__name__ for module in root.modules() for name in type(module).__mro__}
+    class_names: set[str] = set()
+    for module in root.modules():
+        class_names.update(base.__name__ for base in type(module).__mro__)
     if "DeepSpeedEngine" in class_names:
         return f"DeepSpeed ZeRO-{root.zero_optimization_stage()}"
     if "FullyShardedDataParallel" in class_names:

@@ -113,8 +113,9 @@ class StepMarks:
 
     def enter_optimizer(self, optimizer_id: int) -> Opening | None:
         """Begin an optimizer's call; closes the step before, if the same optimizer has already ended that."""
+        is_outermost = self.part == OTHER and get_ident() == self.thread_id
         steps_again = optimizer_id in self._stepped and self._has_backward
-        if steps_again and self.step_end_ns is not None and self.part == OTHER and get_ident() == self.thread_id:
+        if is_outermost and steps_again:
             self.is_closed_late = True
             self._close_step()
         return self.enter(OPTIMIZER)

@@ -175,6 +175,13 @@ def finish_with_multiprocessing(finish: Any) -> None:
 
 
 def _trained_parameter(parts: ProgramParts) -> Any:
-    """The first parameter of an optimizer."""
-    groups = [group for optimizer in parts.optimizers.alive() for group in optimizer.param_groups]
-    return next(parameter for group in groups for parameter in group["params"])
+    """The first parameter of the optimizers.
+
+    Raises:
+        ValueError: none of them has any.
+    """
+    for optimizer in parts.optimizers.alive():
+        for group in optimizer.param_groups:
+            if group["params"]:
+                return group["params"][0]
+    raise ValueError("no optimizer has a parameter")

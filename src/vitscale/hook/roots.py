@@ -154,8 +154,11 @@ def can_time_modules() -> bool:
 
 def trained_parameter_ids(optimizers: Iterable[Any]) -> set[int]:
     """Identities of all parameters in the optimizers' groups."""
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    return {id(parameter) for group in groups for parameter in group["params"]}
+    parameter_ids: set[int] = set()
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            parameter_ids.update(map(id, group["params"]))
+    return parameter_ids
 
 
 def outermost_modules(parameter_ids: set[int]) -> list[Any]:
@@ -165,12 +168,14 @@ def outermost_modules(parameter_ids: set[int]) -> list[Any]:
     """
     module_classes = _with_subclasses(sys.modules["torch.nn.modules.module"].Module)
     modules = [candidate for candidate in gc.get_objects() if type(candidate) in module_classes]
-    child_ids = {id(child) for module in modules for child in _children(module)}
+    child_ids: set[int] = set()
+    for module in modules:
+        child_ids.update(map(id, _children(module)))
     outermost = [module for module in modules if id(module) not in child_ids]
     trained = [module for module in outermost if _holds(module, parameter_ids)]
     if trained:
         return trained
-    return [module for module in outermost if any(parameter.requires_grad for parameter in module.parameters())]
+    return [module for module in outermost if _wants_gradients(module)]
 
 
 def trained_children(module: Any) -> list[Any]:
@@ -178,7 +183,7 @@ def trained_children(module: Any) -> list[Any]:
     forward_of_containers = sys.modules["torch.nn.modules.module"].Module.forward
     children = []
     for child in _children(module):
-        if not any(parameter.requires_grad for parameter in child.parameters()):
+        if not _wants_gradients(child):
             continue
         if type(child).forward is forward_of_containers:
             children += trained_children(child)
@@ -205,6 +210,10 @@ def _children(module: Any) -> list[Any]:
         return [child for child in module._modules.values() if child is not None]
     except Exception:  # a half-built module, or one with attributes of its own making
         return []
+
+
+def _wants_gradients(module: Any) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def _holds(module: Any, parameter_ids: set[int]) -> bool:

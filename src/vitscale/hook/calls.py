@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 from .marks import BACKWARD, CHECKPOINT
 
 if TYPE_CHECKING:
-    from .hooking import Hook
+    from .hooking import ProcessHook
 
 
-def time_backward(autograd: ModuleType, hook: Hook) -> None:
+def time_backward(autograd: ModuleType, hook: ProcessHook) -> None:
     """Time `torch.autograd.backward`, which `Tensor.backward` calls by this name."""
     _time_function(autograd, "backward", BACKWARD, hook)
 
 
-def time_checkpoints(serialization: ModuleType, hook: Hook) -> None:
+def time_checkpoints(serialization: ModuleType, hook: ProcessHook) -> None:
     """Time `torch.save`, which torch takes from this module once that is loaded."""
     _time_function(serialization, "save", CHECKPOINT, hook)
 
 
-def _time_function(module: ModuleType, name: str, kind: str, hook: Hook) -> None:
+def _time_function(module: ModuleType, name: str, kind: str, hook: ProcessHook) -> None:
     function = getattr(module, name)
 
     @functools.wraps(function)

@@ -27,14 +27,14 @@ from .roots import RootFinder, TimedCall
 class ProgramParts:
     """What the hook knows of the program: its loaders, its optimizers and its model."""
 
-    def __init__(self, hook: Hook) -> None:
+    def __init__(self, hook: ProcessHook) -> None:
         self.loaders = Loaders()
         self.optimizers = LiveOptimizers()
         self.roots = RootFinder(hook)
         self.autocast = AutocastProbe()
 
 
-class Hook:
+class ProcessHook:
     """State of the hook in this process; a forked child begins anew."""
 
     def __init__(self, folder: str) -> None:

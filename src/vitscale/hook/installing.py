@@ -7,18 +7,18 @@ from types import ModuleType
 
 from .calls import time_backward, time_checkpoints
 from .guarding import describe_error
-from .hooking import Hook
+from .hooking import ProcessHook
 from .loaders import time_fetches
 from .optimizers import time_deepspeed_engine, time_optimizers
 
-_INSTALLERS: dict[str, Callable[[ModuleType, Hook], None]] = {
+_INSTALLERS: dict[str, Callable[[ModuleType, ProcessHook], None]] = {
     "torch.autograd": time_backward,
     "torch.optim.optimizer": time_optimizers,
     "torch.serialization": time_checkpoints,
     "torch.utils.data.dataloader": time_fetches,
     "deepspeed.runtime.engine": time_deepspeed_engine,
 }
-_hooks: list[Hook] = []
+_hooks: list[ProcessHook] = []
 """The process's hook, once there is one."""
 
 
@@ -29,7 +29,7 @@ def install(module: ModuleType, folder: str) -> None:
         folder: of the hook, with its settings.
     """
     if not _hooks:
-        _hooks.append(Hook(folder))
+        _hooks.append(ProcessHook(folder))
     hook = _hooks[0]
     try:
         _INSTALLERS[module.__name__](module, hook)

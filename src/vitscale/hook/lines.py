@@ -134,12 +134,12 @@ class ModelLine(Line):
     class_name: str
     """Class below DDP, FSDP and torch.compile's wrappers."""
     parameters: int
-    """Of this rank's module: under FSDP and ZeRO-3 the shard alone."""
+    """Elements of this rank's module: under FSDP and ZeRO-3 the shard alone."""
     trainable_parameters: int
     strategy: str
     """One of STRATEGIES, or one that this module does not know."""
     dtype: str | None
-    """Of most parameters, such as "float32"."""
+    """Type of most parameters, such as "float32"."""
     compiled: bool
     autocast: str | None
     """Autocast's dtype in the forward, such as "bfloat16"; "none" without autocast; None where it could not be seen."""
@@ -196,9 +196,9 @@ class StepLine(Line):
     forward_seconds: float | None
     backward_seconds: float | None
     own_backward_seconds: float | None
-    """From backward's start until this rank's last gradient is ready: the backward without waiting for other ranks."""
+    """Backward until this rank's last gradient is ready: without waiting for other ranks."""
     first_bucket_seconds: float | None
-    """From backward's start to the first collective's creation."""
+    """Backward's begin until the first collective is created."""
     optimizer_seconds: float | None
     other_seconds: float
     profiled: bool = False

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .lines import LoaderLine
 
 if TYPE_CHECKING:
-    from .hooking import Hook
+    from .hooking import ProcessHook
 
 
 class Loaders:
@@ -82,7 +82,7 @@ def _sampler_name(batches: Any) -> str:
     return type(sampler).__name__
 
 
-def time_fetches(dataloader: ModuleType, hook: Hook) -> None:
+def time_fetches(dataloader: ModuleType, hook: ProcessHook) -> None:
     """Time `next` of all iterators of torch's loaders, and the begin of each iteration."""
     iterator_class = dataloader._BaseDataLoaderIter
     fetch_next = iterator_class.__next__

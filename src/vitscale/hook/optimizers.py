@@ -11,7 +11,7 @@ from .lines import OptimizerLine
 from .marks import Opening
 
 if TYPE_CHECKING:
-    from .hooking import Hook
+    from .hooking import ProcessHook
 
 
 class LiveOptimizers:
@@ -78,7 +78,7 @@ def optimizer_line(optimizer: Any) -> OptimizerLine:
     )
 
 
-def time_optimizers(optimizer_module: ModuleType, hook: Hook) -> None:
+def time_optimizers(optimizer_module: ModuleType, hook: ProcessHook) -> None:
     """Time `step` of all torch optimizers by torch's global hooks; they must return None."""
     register_before = getattr(optimizer_module, "register_optimizer_step_pre_hook", None)
     register_after = getattr(optimizer_module, "register_optimizer_step_post_hook", None)
@@ -100,7 +100,7 @@ def time_optimizers(optimizer_module: ModuleType, hook: Hook) -> None:
     register_after(end)
 
 
-def time_deepspeed_engine(engine_module: ModuleType, hook: Hook) -> None:
+def time_deepspeed_engine(engine_module: ModuleType, hook: ProcessHook) -> None:
     """Time `DeepSpeedEngine.step`, which ends a step only at the boundary of accumulation."""
     engine_class = engine_module.DeepSpeedEngine
     step = engine_class.step

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .hooking import Hook
+    from .hooking import ProcessHook
     from .optimizers import LiveOptimizers
 
 _CALL = "_compiled_call_impl"
@@ -29,7 +29,7 @@ class TimedCall:
 
     __slots__ = ("__weakref__", "_call", "_hook", "_module", "was_called")
 
-    def __init__(self, hook: Hook, module: Any, call: Callable[..., Any] | None) -> None:
+    def __init__(self, hook: ProcessHook, module: Any, call: Callable[..., Any] | None) -> None:
         """Time a module.
 
         Args:
@@ -85,7 +85,7 @@ class TimedCall:
 class RootFinder:
     """Times the outermost modules with trained parameters, and goes down to their children if nobody calls them."""
 
-    def __init__(self, hook: Hook) -> None:
+    def __init__(self, hook: ProcessHook) -> None:
         self._hook = hook
         self._calls: list[TimedCall] = []
         self._searches = 0

@@ -26,8 +26,8 @@ from vitscale.present.terminal import show
 from vitscale.present.verb_result import VerbResult
 
 VERBS = {
-    "init": "starting", "plan": "studies", "run": "studies", "watch": "sharing", "report": "reporting",
-    "compare": "comparing", "predict": "predicting", "advise": "predicting", "import": "importing", "check": "studies",
+    "init": "starting", "plan": "studies", "run": "studies", "explain": "explaining", "watch": "sharing",
+    "report": "reporting", "compare": "comparing", "predict": "predicting", "advise": "predicting", "import": "importing", "check": "studies",
     "export": "sharing", "lint": "studies", "lab": "laboratory", "train": "starting", "schema": "starting",
     "completion": "starting",
 }  # fmt: skip

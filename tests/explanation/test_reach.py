@@ -1,0 +1,85 @@
+"""What keeps the hook from the ranks, by command lines as people write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from vitscale.explanation.reach import ReachedProcess, hindrances, ignores_python_path
+
+
+@pytest.mark.parametrize(
+    ("line", "flag"),
+    [
+        ("python train.py", None),
+        ("python -I train.py", "-I"),
+        ("/usr/bin/python3.11 -uE -m train", "-E"),
+        ("python3 -S train.py", "-S"),
+        ("python -u -W ignore -X faulthandler -I train.py", "-I"),
+        ("python -Wignore -Xdev -E train.py", "-E"),
+        ("python -W -I train.py", None),  # the filter is called -I
+        ("python -m train -I", None),
+        ("python -mIE", None),
+        ("python -c 'x' -S", None),
+        ("python train.py -E", None),
+        ("python -s -P -u train.py", None),
+        ("python --check-hash-based-pycs always -I", None),
+        ("torchrun -I train.py", None),
+        ("pythonic -I", None),
+        ("python", None),
+        ("", None),
+    ],
+)
+def test_flags_of_python(line: str, flag: str | None) -> None:
+    assert ignores_python_path(line.split()) == flag
+
+
+@pytest.mark.parametrize(
+    ("line", "sign"),
+    [
+        ("python -I train.py", "python -I in the command"),
+        ("torchrun --no-python python -E train.py", "python -E in the command"),
+        ("docker run image torchrun train.py", "docker in the command"),
+        ("/usr/bin/apptainer exec image.sif python train.py", "apptainer in the command"),
+        ("sudo -u me python train.py", "sudo in the command"),
+        ("ssh host torchrun train.py", "ssh in the command"),
+        ("mpirun -n 4 python train.py", "mpirun without -x PYTHONPATH in the command"),
+        ("srun --export=NONE python train.py", "srun --export in the command"),
+        ("srun --container-image=torch.sqsh python train.py", "srun --container-... in the command"),
+    ],
+)
+def test_signs_in_the_command(line: str, sign: str) -> None:
+    assert [hindrance.sign for hindrance in hindrances(line.split(), [])] == [sign]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python train.py",
+        "torchrun --nproc-per-node 2 train.py --data docker_images",
+        "accelerate launch train.py",
+        "deepspeed train.py --deepspeed_config ds.json",
+        "mpirun -x PYTHONPATH -n 4 python train.py",
+        "srun --export=ALL,X=1 python train.py",
+        "bash train.sh",
+    ],
+)
+def test_no_sign_where_the_variable_reaches(line: str) -> None:
+    assert hindrances(line.split(), []) == []
+
+
+def test_signs_in_processes() -> None:
+    processes = [
+        ReachedProcess(11, ("bash", "train.sh"), has_hook_in_path=True, has_torch=False),
+        ReachedProcess(12, ("python", "train.py", "--lr", "1"), has_hook_in_path=False, has_torch=True),
+        ReachedProcess(13, ("python", "-I", "other.py"), has_hook_in_path=True, has_torch=True),
+    ]
+    signs = [hindrance.sign for hindrance in hindrances(["bash", "train.sh"], processes)]
+    assert signs == [
+        "process 12 (python train.py) has loaded torch, but its PYTHONPATH was set anew",
+        "python -I in process 13",
+    ]
+
+
+def test_many_ranks_with_one_fault_are_one_sign() -> None:
+    processes = [ReachedProcess(pid, ("python", "-I", "x.py"), True, True) for pid in range(100, 164)]
+    assert len(hindrances(["bash", "x.sh"], processes)) == 1

@@ -247,7 +247,7 @@ def _lines_up_to(file: BinaryIO, end: int) -> Iterator[bytes]:
 
 
 def _with_safe_texts(record: HookedRank, folder: ExplainFolder, environment: Mapping[str, str]) -> HookedRank:
-    """Return a rank's record without secrets in its command, and without a trace that is not in the folder of traces."""
+    """Return a record without secrets in its command, and without a trace that is not in the folder of traces."""
     rank = replace(record.rank, argv=list(without_secrets(record.rank.argv, environment)))
     profile = record.profile
     notes = record.notes

@@ -33,7 +33,8 @@ def _sentences_on_end(run: CommandRun) -> Iterator[str]:
         yield "All ranks ended as agreed, but their launcher did not: it was ended by a signal."
     if run.survivors:
         named = ", ".join(f"{process.pid} ({process.program})" for process in run.survivors[:_MOST_NAMED_SURVIVORS])
-        yield f"{counted(len(run.survivors), 'process', 'processes')} of the command still there after SIGKILL: {named}."
+        survivors = counted(len(run.survivors), "process", "processes")
+        yield f"{survivors} of the command still there after SIGKILL: {named}."
 
 
 def written_sentence(run: CommandRun) -> str:

@@ -32,10 +32,10 @@ PARTS = ("data", "forward", "backward", "optimizer", "other")
 SAMPLED_PARTS = (*PARTS, "break")
 BREAK_KINDS = ("evaluation", "checkpoint", "other")
 
-_Record = TypeVar("_Record", bound="Record")
+_Record = TypeVar("_Record", bound="HookRecord")
 
 
-class Record:
+class HookRecord:
     """A dataclass with fields of JSON's simple types, which turns into a dict and back."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class HookSettings(Record):
+class HookSettings(HookRecord):
     """What the driver decides before the command starts (`settings.json`)."""
 
     results: str
@@ -71,7 +71,7 @@ class HookSettings(Record):
 
 
 @dataclass(frozen=True)
-class Plan(Record):
+class HookPlan(HookRecord):
     """What the driver asks of all ranks (`plan.json`, replaced atomically); step numbers begin at 1."""
 
     profile_from: int | None = None
@@ -82,7 +82,7 @@ class Plan(Record):
 
 
 @dataclass(frozen=True)
-class Line(Record):
+class Line(HookRecord):
     """One line of a rank's file."""
 
     type: ClassVar[str]
@@ -212,7 +212,7 @@ class BreakLine(Line):
 
 
 @dataclass(frozen=True)
-class SampleRow(Record):
+class SampleRow(HookRecord):
     """Samples of one part whose innermost frame of the user's code is this line."""
 
     file: str

@@ -17,7 +17,7 @@ from vitscale.explanation.results_folder import (
     place_hook,
     write_plan,
 )
-from vitscale.hook.lines import Plan
+from vitscale.hook.lines import HookPlan
 
 
 def test_the_default_is_the_next_free_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,14 +56,14 @@ def test_the_hook_is_placed_whole(tmp_path: Path) -> None:
     assert placed == sources
     assert {path.name for path in folder.hook.glob("*.py")} == entry
     assert json.loads(folder.settings.read_text())["results"] == str(tmp_path / "results")
-    assert Plan.from_dict(json.loads(folder.plan.read_text())) == Plan()
+    assert HookPlan.from_dict(json.loads(folder.plan.read_text())) == HookPlan()
 
 
 def test_a_plan_replaces_the_last_one(tmp_path: Path) -> None:
     folder = make_results_folder(tmp_path / "results")
     place_hook(folder)
     earlier = folder.plan.stat()
-    write_plan(folder, Plan(profile_from=7, stop_after=10))
+    write_plan(folder, HookPlan(profile_from=7, stop_after=10))
     assert json.loads(folder.plan.read_text()) == {"profile_from": 7, "profile_steps": 3, "stop_after": 10}
     assert folder.plan.stat().st_ino != earlier.st_ino
     assert {path.name for path in folder.hook.iterdir() if path.suffix == ".draft"} == set()

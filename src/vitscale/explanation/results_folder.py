@@ -20,7 +20,15 @@ from pathlib import Path
 from vitscale import hook
 from vitscale.base.files import whole_file
 from vitscale.errors import RequestError, shown
-from vitscale.hook.lines import HOOK_FOLDER, PLAN_FILE, RANKS_FOLDER, SETTINGS_FILE, TRACES_FOLDER, HookSettings, Plan
+from vitscale.hook.lines import (
+    HOOK_FOLDER,
+    PLAN_FILE,
+    RANKS_FOLDER,
+    SETTINGS_FILE,
+    TRACES_FOLDER,
+    HookPlan,
+    HookSettings,
+)
 
 PATH_VARIABLE = "PYTHONPATH"
 """The only variable that is changed for the command."""
@@ -152,13 +160,13 @@ def place_hook(folder: ExplainFolder) -> None:
     for source in sorted(_HOOK_SOURCES.glob("*.py")):
         target_folder = folder.hook if source.name == _ENTRY_FILE else package
         (target_folder / source.name).write_bytes(source.read_bytes())
-    write_plan(folder, Plan())
+    write_plan(folder, HookPlan())
     # The last file that is written before the command starts: its time stands for the command's start.
     settings = HookSettings(results=str(folder.root))
     folder.settings.write_text(json.dumps(settings.to_dict(), indent=1) + "\n", encoding="utf-8")
 
 
-def write_plan(folder: ExplainFolder, plan: Plan) -> None:
+def write_plan(folder: ExplainFolder, plan: HookPlan) -> None:
     """Replace the plan: a rank reads the old one or the new one, never a mix.
 
     Raises:

@@ -36,7 +36,7 @@ from vitscale.explanation.results_folder import (
 )
 from vitscale.explanation.step_progress import StepProgress
 from vitscale.explanation.written_files import WrittenFiles, files_written_since
-from vitscale.hook.lines import Plan
+from vitscale.hook.lines import HookPlan
 from vitscale.present.units import counted
 
 WARM_UP_STEPS = 3
@@ -253,10 +253,15 @@ class RunningCommand:
         return has_steps and seconds >= _LEAST_SECONDS
 
     def _has_ended(self) -> bool:
-        """Whether the command's first process has ended, and with it the ranks, or all processes."""
-        if self._process.poll() is None:
+        """Whether the command's first process has failed, or has ended and with it the ranks, or all processes.
+
+        A script that only starts others in the background ends before these do.
+        """
+        exit_code = self._process.poll()
+        if exit_code is None:
             return False
-        return self._progress.all_ended or not self._processes.live()
+        has_failed = exit_code != 0
+        return has_failed or self._progress.all_ended or not self._processes.live()
 
     def _is_overdue(self) -> bool:
         """Whether the command has taken no step in the time that it has for its first."""
@@ -267,10 +272,10 @@ class RunningCommand:
         step_seconds = self._progress.step_seconds
         lead = lead_steps(step_seconds)
         profile_from = self._progress.foremost_step + lead
-        plan = Plan(profile_from=profile_from)
+        plan = HookPlan(profile_from=profile_from)
         last_step = profile_from + plan.profile_steps
         if not self.request.keep:
-            plan = Plan(profile_from=profile_from, stop_after=last_step)
+            plan = HookPlan(profile_from=profile_from, stop_after=last_step)
             self._say(f"Enough steps: the ranks end after step {last_step}.")
         write_plan(self.folder, plan)
         limit_seconds = max(_FEWEST_END_SECONDS, 4 * (lead + plan.profile_steps) * step_seconds)
@@ -297,7 +302,7 @@ class RunningCommand:
             if end is CommandEnd.INTERRUPTED and self._progress.has_steps:
                 last_step = self._progress.foremost_step + lead_steps(self._progress.step_seconds)
                 with suppress(OSError):  # a full disk: then signals end the ranks
-                    write_plan(self.folder, Plan(stop_after=last_step))
+                    write_plan(self.folder, HookPlan(stop_after=last_step))
                 self._wait_for_ranks(last_step, _GRACE_SECONDS)
             return self._end_by_signals()
         except KeyboardInterrupt:

@@ -26,7 +26,16 @@ HOOK_FOLDER = "hook"
 PLAN_FILE = "plan.json"
 SETTINGS_FILE = "settings.json"
 
-STRATEGIES = ("none", "DDP", "FSDP", "FSDP2", "DeepSpeed ZeRO-0", "DeepSpeed ZeRO-1", "DeepSpeed ZeRO-2", "DeepSpeed ZeRO-3")
+STRATEGIES = (
+    "none",
+    "DDP",
+    "FSDP",
+    "FSDP2",
+    "DeepSpeed ZeRO-0",
+    "DeepSpeed ZeRO-1",
+    "DeepSpeed ZeRO-2",
+    "DeepSpeed ZeRO-3",
+)
 PARTS = ("data", "forward", "backward", "optimizer", "other")
 """Parts of a step, whose seconds add up to the step's."""
 SAMPLED_PARTS = (*PARTS, "break")
@@ -119,7 +128,7 @@ class RankLine(Line):
 
 @dataclass(frozen=True)
 class ModelLine(Line):
-    """The trained model: its outermost module that is called with gradients. Written again if another one takes over."""
+    """The trained model: its outermost module that is called. The last such line counts."""
 
     type: ClassVar[str] = "model"
     class_name: str
@@ -140,7 +149,7 @@ class ModelLine(Line):
 
 @dataclass(frozen=True)
 class LoaderLine(Line):
-    """The training loader. Written again if another one takes over."""
+    """The training loader. The last such line counts."""
 
     type: ClassVar[str] = "loader"
     workers: int

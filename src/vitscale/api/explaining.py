@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -11,13 +11,14 @@ from typing_extensions import override
 
 from vitscale.api.arguments import StrPath, path_or_none, positive, progress_console
 from vitscale.errors import RequestError
+from vitscale.explanation.answer import ExplainAnswer, explain_ranks
 from vitscale.explanation.command_output import OutputTargets
 from vitscale.explanation.command_run import CommandEnd, CommandRun, ExplainRequest
 from vitscale.explanation.rank_files import RankFiles, read_rank_files
-from vitscale.explanation.run_words import run_fields, run_section, run_sentences
+from vitscale.explanation.run_words import run_fields, session_facts
 from vitscale.explanation.session import RunningCommand, no_step_error
-from vitscale.present.document import Bullets, Document
-from vitscale.present.units import counted
+from vitscale.explanation.words import answer_document, answer_fields
+from vitscale.present.document import Document
 from vitscale.present.verb_result import VerbResult
 
 _MOST_STEPS = 100_000
@@ -28,6 +29,8 @@ _MOST_SECONDS = 7 * 86_400.0
 class ExplainResult(VerbResult):
     """Where a command's training step spends its time."""
 
+    answer: ExplainAnswer
+    """The parts of a step, and what costs most."""
     run: CommandRun
     """What became of the command, and where its records are."""
     files: RankFiles
@@ -64,18 +67,16 @@ class ExplainResult(VerbResult):
     @property
     @override
     def summary(self) -> str:
-        return f"{counted(len(self.files.ranks), 'rank')}, in {self.run.folder.root}"
+        return f"{self.answer.summary}, in {self.run.folder.root}"
 
     @override
     def _answer_fields(self) -> Mapping[str, Any]:
-        return run_fields(self.run, self.files)
+        answer = answer_fields(self.answer, session_facts(self.run, self.files))
+        return {**answer, **run_fields(self.run, self.files)}
 
     @override
     def _answer_document(self) -> Document:
-        document = Document("", ())
-        sentences = run_sentences(self.run, self.files)
-        blocks = (*document.blocks, *([Bullets(tuple(sentences))] if sentences else []), run_section(self.run))
-        return replace(document, blocks=blocks, last=(*document.last, f"Details: {self.run.folder.root}"))
+        return answer_document(self.answer, session_facts(self.run, self.files))
 
 
 def explain(
@@ -131,7 +132,8 @@ def explain(
     files = read_rank_files(run.folder)
     if not files.has_steps:
         raise no_step_error(run)
-    result = ExplainResult(run, files, running if run.end is CommandEnd.KEPT else None)
+    answer = explain_ranks(files.ranks, run.folder.traces)
+    result = ExplainResult(answer, run, files, running if run.end is CommandEnd.KEPT else None)
     _store(result)
     return result
 

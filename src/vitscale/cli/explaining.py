@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -38,7 +38,7 @@ def explain(
     json: base.JsonOption = False,
 ) -> None:
     """Why is my training slow? Runs its command as it is, and says where a step's time goes. No edit is needed."""
-    stdout = sys.stderr.fileno() if json else sys.stdout.fileno()
+    stderr = _descriptor(sys.stderr)
     result = vitscale.explain(
         command or (),
         output=output,
@@ -46,8 +46,8 @@ def explain(
         seconds=seconds,
         keep=keep,
         start_seconds=start_seconds,
-        stdout=stdout,
-        stderr=sys.stderr.fileno(),
+        stdout=stderr if json else _descriptor(sys.stdout),
+        stderr=stderr,
         console=base.ProgramConsole(stderr=True),
     )
     base.show_result(result, json=json, verbose=verbose)
@@ -56,3 +56,11 @@ def explain(
     if result.runs_on:
         sys.stdout.flush()
         raise typer.Exit(result.wait())
+
+
+def _descriptor(stream: TextIO) -> int | None:
+    """Return a stream's file descriptor; None where it has none, as in a program that collects what is printed."""
+    try:
+        return stream.fileno()
+    except (OSError, ValueError):
+        return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vitscale.explanation.reach import ReachedProcess, hindrances, ignores_python_path
+from vitscale.explanation.reach import ReachedProcess, hindrances, ignores_python_path, reach_sentences
 
 
 @pytest.mark.parametrize(
@@ -83,3 +83,17 @@ def test_signs_in_processes() -> None:
 def test_many_ranks_with_one_fault_are_one_sign() -> None:
     processes = [ReachedProcess(pid, ("python", "-I", "x.py"), True, True) for pid in range(100, 164)]
     assert len(hindrances(["bash", "x.sh"], processes)) == 1
+
+
+def test_a_process_with_torch_and_the_hook_leaves_no_doubt() -> None:
+    argv = ["mpirun", "-n", "2", "python", "train.py"]
+    rank = ReachedProcess(12, ("python", "train.py"), has_hook_in_path=True, has_torch=True)
+    assert reach_sentences(argv, [rank]) == "The hook is in process 12 (python train.py), which has loaded torch."
+    assert "mpirun without -x PYTHONPATH" in reach_sentences(argv, [rank._replace(has_torch=False)])
+    isolated = rank._replace(words=("python", "-I", "train.py"))
+    assert "Leave -I out" in reach_sentences(argv, [isolated])
+
+
+def test_a_command_without_torch_is_said_to_have_none() -> None:
+    shell = ReachedProcess(12, ("bash", "train.sh"), has_hook_in_path=True, has_torch=False)
+    assert reach_sentences(["bash", "train.sh"], [shell]) == "None of its processes on this host has loaded torch."

@@ -71,6 +71,8 @@ class CommandRun:
     """Bytes of its whole output."""
     hindrances: tuple[Hindrance, ...]
     """What may have kept the hook from ranks; looked for only where a rank is missing."""
+    reach: str
+    """Whether the hook reached a process that trains, in sentences; empty where there was no doubt."""
     written: WrittenFiles
     """Files that it wrote in its folder."""
 

@@ -48,7 +48,7 @@ class RankFiles:
     """What all ranks wrote."""
 
     ranks: tuple[HookedRank, ...]
-    """By rank, each once."""
+    """Each rank once, in the order of their numbers."""
     problems: tuple[str, ...] = ()
     """Sentences on what could not be read, or is not there."""
 

@@ -73,6 +73,32 @@ def hindrances(argv: Sequence[str], processes: Iterable[ReachedProcess]) -> list
     return list(by_remedy.values())
 
 
+def reach_sentences(argv: Sequence[str], processes: Sequence[ReachedProcess]) -> str:
+    """Return in sentences whether the hook reached a process that trains, and if not, what may keep it away.
+
+    Args:
+        argv: the command.
+        processes: its processes on this host.
+    """
+    hooked = [process for process in processes if _is_hooked(process)]
+    if hooked:
+        first = hooked[0]
+        return f"The hook is in process {first.pid} ({_named(first.words)}), which has loaded torch."
+    found = hindrances(argv, processes)
+    if found:
+        signs = " ".join(f"{hindrance.sign}. {hindrance.remedy}." for hindrance in found)
+        return f"The hook may not reach the ranks: {signs}"
+    if any(process.has_torch for process in processes):
+        return "Nothing was seen that keeps the hook from the ranks."
+    return "None of its processes on this host has loaded torch."
+
+
+def _is_hooked(process: ReachedProcess) -> bool:
+    """Whether a process has loaded torch, and the hook before it."""
+    is_reached = process.has_hook_in_path and ignores_python_path(process.words) is None
+    return is_reached and process.has_torch is True
+
+
 def ignores_python_path(words: Sequence[str]) -> str | None:
     """Return the flag by which a Python command line leaves the hook out: "-I", "-E" or "-S"; None where none does."""
     if not words or not _PYTHON.fullmatch(Path(words[0]).name):

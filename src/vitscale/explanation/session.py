@@ -120,6 +120,8 @@ class RunningCommand:
         self._progress = StepProgress(self.folder.ranks)
         self._first_step_at: float | None = None
         self._hindrances: tuple[reach.Hindrance, ...] = ()
+        self._reach = ""
+        """Whether the hook reaches the ranks, in sentences; empty where nobody had to look."""
         self._next_process_look = 0.0
         self._has_noticed = False
         self._forced = _ForcedEnd(was_needed=False, survivors=())
@@ -181,6 +183,7 @@ class RunningCommand:
             last_lines=tuple(self._log.last_lines(_LAST_LINES)),
             output_bytes=self._log.total_bytes,
             hindrances=self._hindrances,
+            reach=self._reach,
             written=self._written_files(),
         )
 
@@ -211,7 +214,7 @@ class RunningCommand:
             if self._has_ended():
                 return CommandEnd.BY_ITSELF
             if self._is_overdue():
-                self._find_hindrances()
+                self._look_at_reach()
                 return CommandEnd.STARTED_TOO_LONG
             time.sleep(_SECONDS_BETWEEN_LOOKS)
         return self._agree_on_end()
@@ -233,13 +236,13 @@ class RunningCommand:
 
     def _say_what_hinders(self) -> None:
         """Say that no step was seen yet, and what may keep the hook from the ranks."""
-        self._find_hindrances()
-        self._say(
-            f"No optimizer step seen after {_NOTICE_SECONDS:g} s; waiting on. {hindrance_words(self._hindrances)}"
-        )
+        self._look_at_reach()
+        self._say(f"No optimizer step seen after {_NOTICE_SECONDS:g} s; waiting on. {self._reach}")
 
-    def _find_hindrances(self) -> None:
+    def _look_at_reach(self) -> None:
+        """Look whether the hook reaches the command's processes, and what may keep it from others."""
         processes = reach.looked_at(self._processes.live(), self.folder.hook)
+        self._reach = reach.reach_sentences(self.request.argv, processes)
         self._hindrances = tuple(reach.hindrances(self.request.argv, processes))
 
     def _knows_enough(self) -> bool:
@@ -269,6 +272,8 @@ class RunningCommand:
 
     def _agree_on_end(self) -> CommandEnd:
         """Write the plan for profile and end, and wait until all ranks have followed it, for a limited time."""
+        if self._progress.is_missing_ranks:
+            self._look_at_reach()
         step_seconds = self._progress.step_seconds
         lead = lead_steps(step_seconds)
         profile_from = self._progress.foremost_step + lead
@@ -346,14 +351,6 @@ def lead_steps(step_seconds: float) -> int:
     return max(_FEWEST_LEAD_STEPS, round(_LEAD_SECONDS / step_seconds) + 1)
 
 
-def hindrance_words(hindrances: tuple[reach.Hindrance, ...]) -> str:
-    """Return in sentences what may keep the hook from the ranks, and what would mend it."""
-    if not hindrances:
-        return "Nothing was seen that keeps the hook from its processes on this host."
-    sentences = [f"{hindrance.sign}. {hindrance.remedy}." for hindrance in hindrances]
-    return "The hook may not reach the ranks: " + " ".join(sentences)
-
-
 def no_step_error(run: CommandRun) -> VitscaleError:
     """Return the error for a command of which no rank took a step: how it ended, and the last that it printed."""
     if run.end is CommandEnd.INTERRUPTED:
@@ -362,8 +359,7 @@ def no_step_error(run: CommandRun) -> VitscaleError:
         failure = f"the command ended with exit code {run.exit_code} after {run.seconds:.1f} s, before a step was seen"
     else:
         failure = f"the command took no optimizer step in {run.seconds:.0f} s, and was ended"
-    explanation = "" if run.end is CommandEnd.BY_ITSELF and run.exit_code else hindrance_words(run.hindrances)
-    details = [f"{failure}. {explanation}".rstrip(" ")]
+    details = [f"{failure}. {run.reach}".rstrip(" ")]
     if run.last_lines:
         details += ["Its last lines:", *(f"  {line}" for line in run.last_lines)]
     output = counted(run.output_bytes, "byte")

@@ -100,13 +100,18 @@ class StepProgress:
         return any(tail.steps for tail in self._tails.values())
 
     @property
+    def is_missing_ranks(self) -> bool:
+        """Whether ranks of the world have written nothing."""
+        world_size = max((tail.world_size for tail in self._tails.values()), default=1)
+        return len(self._tails) < world_size
+
+    @property
     def fewest_steps(self) -> int:
         """Steps of the rank with the fewest; 0 while ranks of the world are missing.
 
         Ranks on hosts that the hook does not reach stay missing: then the time decides.
         """
-        world_size = max((tail.world_size for tail in self._tails.values()), default=1)
-        if len(self._tails) < world_size:
+        if self.is_missing_ranks:
             return 0
         return min((tail.steps for tail in self._tails.values()), default=0)
 

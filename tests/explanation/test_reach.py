@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
 import pytest
 
-from vitscale.explanation.reach import ReachedProcess, hindrances, ignores_python_path, reach_sentences
+from processes import wait_until
+from vitscale.explanation.reach import ReachedProcess, hindrances, ignores_python_path, looked_at, reach_sentences
 
 
 @pytest.mark.parametrize(
@@ -97,3 +103,27 @@ def test_a_process_with_torch_and_the_hook_leaves_no_doubt() -> None:
 def test_a_command_without_torch_is_said_to_have_none() -> None:
     shell = ReachedProcess(12, ("bash", "train.sh"), has_hook_in_path=True, has_torch=False)
     assert reach_sentences(["bash", "train.sh"], [shell]) == "None of its processes on this host has loaded torch."
+
+
+MAPS_TORCH = """
+import mmap, pathlib, time
+with open("libtorch_cpu.so", "r+b") as file:
+    mapped = mmap.mmap(file.fileno(), 0)
+    pathlib.Path("ready").touch()
+    time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say which libraries a process has")
+@pytest.mark.parametrize(("search_path", "is_hooked"), [("/r/hook", True), ("/x:/r/hook", True), ("/r/hook2", False)])
+def test_a_real_process_shows_torch_and_its_search_path(tmp_path: Path, search_path: str, is_hooked: bool) -> None:
+    (tmp_path / "libtorch_cpu.so").write_bytes(b"torch")
+    argv = [sys.executable, "-S", "-c", MAPS_TORCH]
+    process = subprocess.Popen(argv, cwd=tmp_path, env={"PYTHONPATH": search_path})
+    try:
+        wait_until((tmp_path / "ready").exists, "the library is mapped")
+        (seen,) = looked_at([psutil.Process(process.pid)], Path("/r/hook"))
+    finally:
+        process.kill()
+        process.wait()
+    assert seen == ReachedProcess(process.pid, tuple(argv), has_hook_in_path=is_hooked, has_torch=True)

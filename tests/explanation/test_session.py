@@ -94,6 +94,13 @@ def test_a_failure_before_the_first_step_is_said_with_its_last_lines() -> None:
     assert "  no such data set\n" in str(error)
 
 
+def test_a_command_that_ends_well_without_a_step_is_said_why() -> None:
+    run = explained([sys.executable, "-E", "-c", "pass"])
+    message = str(no_step_error(run))
+    assert "ended with exit code 0" in message
+    assert "python -E in " in message
+
+
 def test_a_command_that_takes_no_step_is_ended_after_a_bound() -> None:
     run = explained(python("import time; print('waiting', flush=True); time.sleep(600)"), start_seconds=0.5)
     assert (run.end, run.needed_force, run.survivors) == (CommandEnd.STARTED_TOO_LONG, True, ())

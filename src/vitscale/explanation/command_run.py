@@ -70,9 +70,9 @@ class CommandRun:
     output_bytes: int
     """Bytes of its whole output."""
     hindrances: tuple[Hindrance, ...]
-    """What may have kept the hook from ranks; looked for only where a rank is missing."""
+    """What may have kept the hook from ranks; empty where none is missing."""
     reach: str
-    """Whether the hook reached a process that trains, in sentences; empty where there was no doubt."""
+    """Whether the hook reached a process that trains, in sentences."""
     written: WrittenFiles
     """Files that it wrote in its folder."""
 

@@ -119,9 +119,8 @@ class RunningCommand:
         self._processes = CommandProcesses(self._process.pid, self.folder.hook)
         self._progress = StepProgress(self.folder.ranks)
         self._first_step_at: float | None = None
-        self._hindrances: tuple[reach.Hindrance, ...] = ()
-        self._reach = ""
-        """Whether the hook reaches the ranks, in sentences; empty where nobody had to look."""
+        self._reached_by_pid: dict[int, reach.ReachedProcess] = {}
+        """Processes that were looked at, by id, for as long as no step was seen or a rank was missing."""
         self._next_process_look = 0.0
         self._has_noticed = False
         self._forced = _ForcedEnd(was_needed=False, survivors=())
@@ -182,8 +181,8 @@ class RunningCommand:
             survivors=self._forced.survivors,
             last_lines=tuple(self._log.last_lines(_LAST_LINES)),
             output_bytes=self._log.total_bytes,
-            hindrances=self._hindrances,
-            reach=self._reach,
+            hindrances=tuple(self._hindrances()),
+            reach=self._reach_sentences(),
             written=self._written_files(),
         )
 
@@ -228,6 +227,8 @@ class RunningCommand:
             self._say(f"First step after {now - self._began:.0f} s.")
         if now >= self._next_process_look:
             self._processes.note_descendants()
+            if self._first_step_at is None:
+                self._look_at_reach()
             self._next_process_look = now + _SECONDS_BETWEEN_PROCESS_LOOKS
         is_late = self._first_step_at is None and now - self._began > _NOTICE_SECONDS
         if is_late and not self._has_noticed:
@@ -237,13 +238,15 @@ class RunningCommand:
     def _say_what_hinders(self) -> None:
         """Say that no step was seen yet, and what may keep the hook from the ranks."""
         self._look_at_reach()
-        self._say(f"No optimizer step seen after {_NOTICE_SECONDS:g} s; waiting on. {self._reach}")
+        self._say(f"No optimizer step seen after {_NOTICE_SECONDS:g} s; waiting on. {self._reach_sentences()}")
 
     def _look_at_reach(self) -> None:
-        """Look whether the hook reaches the command's processes, and what may keep it from others."""
-        processes = reach.looked_at(self._processes.live(), self.folder.hook)
-        self._reach = reach.reach_sentences(self.request.argv, processes)
-        self._hindrances = tuple(reach.hindrances(self.request.argv, processes))
+        """Look at the environment and the libraries of the command's processes, and remember them."""
+        for process in reach.looked_at(self._processes.live(), self.folder.hook):
+            self._reached_by_pid[process.pid] = process
+
+    def _reach_sentences(self) -> str:
+        return reach.reach_sentences(self.request.argv, [*self._reached_by_pid.values()])
 
     def _knows_enough(self) -> bool:
         """Whether every rank has enough steps, or enough time has gone by since the first step."""
@@ -336,6 +339,12 @@ class RunningCommand:
     def _seconds_to_first_step(self) -> float | None:
         return None if self._first_step_at is None else self._first_step_at - self._began
 
+    def _hindrances(self) -> list[reach.Hindrance]:
+        """Return what may have kept the hook from ranks; nothing where all have written."""
+        if self._progress.has_steps and not self._progress.is_missing_ranks:
+            return []
+        return reach.hindrances(self.request.argv, self._reached_by_pid.values())
+
     def _written_files(self) -> WrittenFiles:
         return files_written_since(Path.cwd(), self._started_ns, besides=self.folder.root)
 
@@ -359,7 +368,8 @@ def no_step_error(run: CommandRun) -> VitscaleError:
         failure = f"the command ended with exit code {run.exit_code} after {run.seconds:.1f} s, before a step was seen"
     else:
         failure = f"the command took no optimizer step in {run.seconds:.0f} s, and was ended"
-    details = [f"{failure}. {run.reach}".rstrip(" ")]
+    has_failed_itself = run.end is CommandEnd.BY_ITSELF and run.exit_code != 0
+    details = [failure if has_failed_itself else f"{failure}. {run.reach}"]
     if run.last_lines:
         details += ["Its last lines:", *(f"  {line}" for line in run.last_lines)]
     output = counted(run.output_bytes, "byte")

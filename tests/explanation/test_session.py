@@ -80,6 +80,12 @@ def test_a_command_that_ends_earlier_is_explained_by_its_steps(tmp_path: Path) -
     assert [len(rank.steps) for rank in read_rank_files(run.folder).ranks] == [40, 40]
 
 
+def test_ranks_that_end_before_the_agreed_step_ended_by_themselves(tmp_path: Path) -> None:
+    """Also where their launcher has not ended yet."""
+    run = explained(scripted_ranks(tmp_path, 1, "short", "stays"))
+    assert (run.end, run.needed_force) == (CommandEnd.BY_ITSELF, True)
+
+
 def test_time_ends_what_takes_too_few_steps(tmp_path: Path) -> None:
     run = explained(scripted_ranks(tmp_path, 1), steps=100_000, seconds=0.5)
     assert run.end is CommandEnd.AGREED_STEP
@@ -197,14 +203,22 @@ def test_ctrl_c_before_a_step_ends_the_command() -> None:
     assert no_step_error(run).exit_code == 130
 
 
-def test_a_command_that_is_kept_runs_on_and_is_waited_for(tmp_path: Path) -> None:
+def test_a_command_that_is_kept_runs_on_and_gets_the_signals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     request = ExplainRequest(tuple(scripted_ranks(tmp_path, 2)), steps=5, keep=True)
     running = RunningCommand(request, OutputTargets(), SAID.append)
     run = running.finish(running.watch())
     assert (run.end, run.exit_code) == (CommandEnd.KEPT, None)
     assert len(running._processes.live()) == 3
     assert json.loads(run.folder.plan.read_text())["stop_after"] is None
-    running._processes.signal(signal.SIGTERM)
+    wait = running._process.wait
+    interrupts = [KeyboardInterrupt(signal.SIGTERM)]
+
+    def wait_once_interrupted() -> int:
+        if interrupts:
+            raise interrupts.pop()
+        return wait()
+
+    monkeypatch.setattr(running._process, "wait", wait_once_interrupted)
     assert running.wait() == 128 + signal.SIGTERM
 
 

@@ -197,8 +197,8 @@ class RunningCommand:
                 try:
                     code = self._process.wait()
                     break
-                except KeyboardInterrupt:
-                    self._processes.signal(signal.SIGINT)
+                except KeyboardInterrupt as interrupt:
+                    self._processes.signal(_signal_of(interrupt))
         self._output.close(_LAST_OUTPUT_SECONDS)
         return code if code >= 0 else 128 - code
 
@@ -290,8 +290,8 @@ class RunningCommand:
         self._wait_for_ranks(last_step, limit_seconds)
         if self._progress.all_ended_as_agreed:
             return CommandEnd.AGREED_STEP
-        if self._has_ended():
-            return CommandEnd.BY_ITSELF
+        if self._progress.all_ended or self._has_ended():
+            return CommandEnd.BY_ITSELF  # before the agreed step
         return CommandEnd.KEPT if self.request.keep else CommandEnd.MISSED_STEP
 
     def _wait_for_ranks(self, last_step: int, seconds: float) -> None:
@@ -409,8 +409,8 @@ def _signals_as_interrupts() -> Iterator[None]:
         yield
         return
 
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(number)
 
     earlier_handlers = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
@@ -419,3 +419,8 @@ def _signals_as_interrupts() -> Iterator[None]:
         for number, handler in earlier_handlers.items():
             with suppress(TypeError):  # a handler that was not installed from Python
                 signal.signal(number, handler)
+
+
+def _signal_of(interrupt: KeyboardInterrupt) -> signal.Signals:
+    """Return the signal that raised an interrupt in `_signals_as_interrupts`; SIGINT where Python itself did."""
+    return signal.Signals(interrupt.args[0]) if interrupt.args else signal.SIGINT

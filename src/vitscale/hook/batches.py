@@ -27,19 +27,20 @@ def first_tensor(arguments: Any, depth: int = 0) -> Any:
     return None
 
 
-def count_images(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
+def count_images(arguments: Sequence[Any], tensor: Any) -> int | None:
     """Images of a call: the first dimension of its first tensor, or the length of a list of pictures.
 
     Detection models take a list of tensors (channels, height, width) or of dicts, one for each picture.
+
+    Args:
+        arguments: of the call.
+        tensor: the first one in them; None without one.
     """
-    values = [*args, *kwargs.values()]
-    first = values[0] if values else None
+    first = arguments[0] if arguments else None
     if isinstance(first, (list, tuple)) and all(_is_picture(item) for item in first):
         return len(first)
-    tensor = first_tensor(values)
-    if tensor is None or not len(tensor.shape):
-        return None
-    return int(tensor.shape[0])
+    shape = () if tensor is None else tensor.shape
+    return int(shape[0]) if len(shape) else None
 
 
 class LastBatch:
@@ -48,9 +49,8 @@ class LastBatch:
     def __init__(self) -> None:
         self._tensor: weakref.ref[Any] | None = None
 
-    def is_new(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether the call's first tensor is another one than the call before; remembers it."""
-        tensor = first_tensor([*args, *kwargs.values()])
+    def is_new(self, tensor: Any) -> bool:
+        """Whether the call's first tensor is another one than that of the call before; remembers it."""
         last = self._tensor() if self._tensor is not None else None
         if tensor is None:
             return True

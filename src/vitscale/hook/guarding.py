@@ -35,11 +35,11 @@ def guarded(switch: Switch, function: _Function) -> _Function:
     """The function, which returns None once the hook is off, and turns it off where it raises an Exception."""
 
     @functools.wraps(function)
-    def run_guarded(*args: Any, **kwargs: Any) -> Any:
+    def run_guarded(*args: Any) -> Any:
         if not switch.is_on:
             return None
         try:
-            return function(*args, **kwargs)
+            return function(*args)
         except Exception as error:
             switch.turn_off(error)
             return None

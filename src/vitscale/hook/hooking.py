@@ -14,7 +14,7 @@ from threading import get_ident
 from typing import Any
 
 from .autocast import AutocastProbe
-from .batches import LastBatch, count_images
+from .batches import LastBatch, count_images, first_tensor
 from .guarding import Switch, guarded
 from .loaders import Loaders
 from .marks import DATA, EVALUATION, FORWARD, Opening, StepMarks
@@ -131,8 +131,10 @@ class Hook:
         if opening.kind == EVALUATION:
             self._marks.leave(opening)
             return
-        is_new = self._last_batch.is_new(args, kwargs)
-        self._marks.leave(opening, is_batch=is_new, images=count_images(args, kwargs))
+        arguments = [*args, *kwargs.values()]
+        tensor = first_tensor(arguments)
+        is_new = self._last_batch.is_new(tensor)
+        self._marks.leave(opening, is_batch=is_new, images=count_images(arguments, tensor))
         if not call.was_called:
             call.was_called = True
             self._parts.autocast.place_in(call.module)

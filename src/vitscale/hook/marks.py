@@ -135,17 +135,19 @@ class StepMarks:
         return True
 
     def take_step(self) -> list[Mark]:
-        """Marks up to `step_end_ns` in order of their begin; those after it stay for the next step."""
+        """Marks up to `step_end_ns` in order of their end; those after it stay for the next step."""
         end_ns = self.step_end_ns
         if end_ns is None:
             return []
-        step = [mark for mark in self._marks if mark.begin_ns < end_ns]
-        self._marks = [mark for mark in self._marks if mark.begin_ns >= end_ns]
+        step = self._marks
+        self._marks = []
+        if step[-1].begin_ns >= end_ns:
+            self._marks = [mark for mark in step if mark.begin_ns >= end_ns]
+            step = [mark for mark in step if mark.begin_ns < end_ns]
         self._previous_stepped = self._stepped
         self._stepped = set()
         self.step_end_ns = None
         self._has_backward = any(mark.kind == BACKWARD for mark in self._marks)
-        step.sort(key=_begin_ns)
         return step
 
     def abandon_open_call(self) -> None:
@@ -177,7 +179,3 @@ class StepMarks:
         self._marks.append(mark)
         if len(self._marks) > _MOST_MARKS:
             del self._marks[: _MOST_MARKS // 2]
-
-
-def _begin_ns(mark: Mark) -> int:
-    return mark.begin_ns

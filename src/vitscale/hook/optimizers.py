@@ -114,7 +114,7 @@ def time_deepspeed_engine(engine_module: ModuleType, hook: Hook) -> None:
         try:
             return step(engine, *args, **kwargs)
         finally:
-            hook.leave_engine(opening, engine, is_boundary=engine.global_steps != steps_before)
+            hook.leave_engine(opening, engine, engine.global_steps != steps_before)
 
     engine_class.step = timed_step
 

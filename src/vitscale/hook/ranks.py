@@ -12,15 +12,14 @@ from .ending import clean_up, exit_now, exit_reason
 from .facts import host_name, rank_line
 from .guarding import describe_error
 from .line_file import LineFile
-from .lines import RANKS_FOLDER, TRACES_FOLDER, EndLine, HookPlan, HookSettings, LoaderLine
+from .lines import RANKS_FOLDER, TRACES_FOLDER, EndLine, HookPlan, HookSettings
 from .marks import FORWARD, Mark, StepMarks
 from .models import ModelDescriber
 from .plans import PlanReader
 from .profiling import StepProfiler
 from .recorder import RankRecorder
 from .roots import can_time_modules
-from .steps import ClosedStep, Pause, first_training_begin
-from .training_loaders import TrainingLoaders
+from .steps import ClosedStep, Pause
 
 if TYPE_CHECKING:
     from .guarding import Switch
@@ -41,17 +40,18 @@ class HookedRank:
         name = f"{host_name()}-{os.getpid()}"
         file = LineFile(os.path.join(settings.results, RANKS_FOLDER, f"{name}.jsonl"))
         traces = os.path.join(settings.results, TRACES_FOLDER)
-        self._recorder = RankRecorder(file, marks, switch, settings.sample_seconds)
+        self._recorder = RankRecorder(file, marks, parts.loaders, switch, settings.sample_seconds)
         self._profiler = StepProfiler(traces, name, record_shapes=settings.profile_shapes)
         self._plans = plans
         self._parts = parts
         self._switch = switch
-        self._training_loaders = TrainingLoaders()
         self._describer = ModelDescriber()
-        self._loader_line: LoaderLine | None = None
         self._number = 0
-        self._begin_ns = 0
+        self._begin_ns: int | None = None
         self._pause = Pause(begin_ns=0, end_ns=0)
+        self._can_time_modules = can_time_modules()
+        if not self._can_time_modules:
+            switch.notes.append("forwards are not timed: this torch is older than 2.1")
         self._were_roots_timed = False
         """Whether calls of the model were timed from the begin of the open step."""
         self._is_over = False
@@ -62,7 +62,7 @@ class HookedRank:
         """Hand a step over to be written; then do what takes time: learn the model, profile, end.
 
         Args:
-            marks: of the step, in order of their begin.
+            marks: of the step, in the order in which they ended.
             end_ns: end of its last optimizer call.
         """
         closed_ns = monotonic_ns()
@@ -87,16 +87,12 @@ class HookedRank:
 
     def _put_step(self, marks: Sequence[Mark], end_ns: int) -> None:
         self._number += 1
-        self._training_loaders.learn(marks)
-        if self._number == 1:
-            self._begin_ns = first_training_begin(marks, self._training_loaders.numbers)
         step = ClosedStep(
             number=self._number,
             begin_ns=self._begin_ns,
             end_ns=end_ns,
             pause=self._pause,
             marks=marks,
-            training_loaders=self._training_loaders.numbers,
             is_forward_timed=self._were_roots_timed and self._parts.roots.is_timing,
             backward_times=self._describer.backward_times(),
             profiled=self._profiler.is_running,
@@ -105,21 +101,15 @@ class HookedRank:
         self._begin_ns = end_ns
 
     def _learn(self, marks: Sequence[Mark]) -> None:
-        """Find the model and its loader, and write their lines where they are new."""
+        """Find the optimizers and the model, and write their lines where they are new."""
         for optimizer_line in self._parts.optimizers.take_new_lines():
             self._recorder.put(optimizer_line)
-        loader_line = self._parts.loaders.lines.get(self._training_loaders.last)
-        if loader_line is not None and loader_line != self._loader_line:
-            self._loader_line = loader_line
-            self._recorder.put(loader_line)
         self._learn_model(has_forward=any(mark.kind == FORWARD for mark in marks))
 
     def _learn_model(self, *, has_forward: bool) -> None:
         roots = self._parts.roots
-        if can_time_modules():
-            roots.after_step(has_forward=has_forward, optimizers=self._parts.optimizers.alive())
-        elif self._number == 1:
-            self._switch.notes.append("forwards are not timed: this torch is older than 2.1")
+        if self._can_time_modules:
+            roots.after_step(has_forward=has_forward, optimizers=self._parts.optimizers)
         self._were_roots_timed = roots.is_in_place
         root = roots.called_root()
         if root is not None:

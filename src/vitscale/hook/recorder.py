@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 
 from .guarding import Switch
 from .line_file import LineFile
-from .lines import AliveLine, Line, NoteLine
+from .lines import AliveLine, Line, LoaderLine, NoteLine
 from .sampling import Spot, StackSamples
 from .steps import ClosedStep, DividedStep, divide
+from .training_loaders import TrainingLoaders
 
 if TYPE_CHECKING:
+    from .loaders import Loaders
     from .marks import StepMarks
 
 _FLUSH_NS = 200_000_000
@@ -29,9 +31,14 @@ _FIRST_SAMPLED_STEP = 2
 class RankRecorder:
     """Writes the file of one rank."""
 
-    def __init__(self, file: LineFile, marks: StepMarks, switch: Switch, sample_seconds: float) -> None:
+    def __init__(
+        self, file: LineFile, marks: StepMarks, loaders: Loaders, switch: Switch, sample_seconds: float
+    ) -> None:
         self._file = file
         self._marks = marks
+        self._loaders = loaders
+        self._training_loaders = TrainingLoaders()
+        self._loader_line: LoaderLine | None = None
         self._switch = switch
         self._sample_seconds = sample_seconds
         self._queue: deque[Line | ClosedStep] = deque()
@@ -98,11 +105,21 @@ class RankRecorder:
     def _step_lines(self, closed: ClosedStep) -> list[Line]:
         self._last_step = closed.number
         self._last_step_ns = monotonic_ns()
-        divided = divide(closed)
+        self._training_loaders.learn(closed.marks)
+        divided = divide(closed, self._training_loaders.numbers)
+        lines = self._new_loader_lines()
         if closed.number < _FIRST_SAMPLED_STEP or closed.profiled:
             self._samples.skip_step(closed.end_ns)
-            return [*divided.break_lines, divided.step]
-        return [*self._break_lines(closed, divided), divided.step]
+            return [*lines, *divided.break_lines, divided.step]
+        return [*lines, *self._break_lines(closed, divided), divided.step]
+
+    def _new_loader_lines(self) -> list[Line]:
+        """The line of the training loader, if it is another one than in the step before."""
+        loader_line = self._loaders.lines.get(self._training_loaders.last)
+        if loader_line is None or loader_line == self._loader_line:
+            return []
+        self._loader_line = loader_line
+        return [loader_line]
 
     def _break_lines(self, closed: ClosedStep, divided: DividedStep) -> list[Line]:
         """The step's breaks, each with its most frequent line of code."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .hooking import Hook
+    from .optimizers import LiveOptimizers
 
 _CALL = "_compiled_call_impl"
 _MOST_SEARCHES = 3
@@ -108,8 +109,8 @@ class RootFinder:
                 return call
         return None
 
-    def after_step(self, *, has_forward: bool, optimizers: Iterable[Any]) -> bool:
-        """Search the root if it is not known or no longer called; True if that took time.
+    def after_step(self, *, has_forward: bool, optimizers: LiveOptimizers) -> None:
+        """Search the root if it is not known or no longer called.
 
         Args:
             has_forward: whether a root was called with gradients in the step.
@@ -117,16 +118,14 @@ class RootFinder:
         """
         if has_forward:
             self._steps_without_forward = 0
-            return False
+            return
         self._steps_without_forward += 1
         if self._calls and not self.is_timing and self._descents < _MOST_DESCENTS:
             self._descend()
-            return True
+            return
         is_due = not self._calls or self._steps_without_forward >= _PATIENCE_STEPS
         if is_due and self._searches < _MOST_SEARCHES:
-            self._search(optimizers)
-            return True
-        return False
+            self._search(optimizers.alive())
 
     def _search(self, optimizers: Iterable[Any]) -> None:
         self._searches += 1

@@ -48,14 +48,13 @@ class ClosedStep(NamedTuple):
     """All that is known of a step when it is closed."""
 
     number: int
-    begin_ns: int
-    """End of the step before; of the first step: begin of its first training mark."""
+    begin_ns: int | None
+    """End of the step before; None for the first step, which begins with its first training mark."""
     end_ns: int
     pause: Pause
     """Counts neither in the step nor in a break."""
     marks: Sequence[Mark]
-    """In order of their begin."""
-    training_loaders: Collection[int]
+    """In the order in which they ended."""
     is_forward_timed: bool
     backward_times: BackwardTimes | None = None
     profiled: bool = False
@@ -69,14 +68,23 @@ class DividedStep(NamedTuple):
     breaks: list[Break]
 
 
-def divide(closed: ClosedStep) -> DividedStep:
-    """The step's parts in seconds, and the breaks that were cut out of it."""
-    breaks = find_breaks(closed.marks, closed.begin_ns, closed.training_loaders)
-    training = [mark for mark in closed.marks if not _is_evaluation(mark, closed.training_loaders)]
+def divide(closed: ClosedStep, training_loaders: Collection[int]) -> DividedStep:
+    """The step's parts in seconds, and the breaks that were cut out of it.
+
+    Args:
+        training_loaders: numbers of the loaders whose fetches belong to training.
+    """
+    marks = sorted(closed.marks, key=_begin_ns)
+    begin_ns = closed.begin_ns
+    if begin_ns is None:
+        begin_ns = first_training_begin(marks, training_loaders)
+        marks = [mark for mark in marks if mark.begin_ns >= begin_ns]
+    breaks = find_breaks(marks, begin_ns, training_loaders)
+    training = [mark for mark in marks if not _is_evaluation(mark, training_loaders)]
     break_ns = sum(cut.end_ns - cut.begin_ns for cut in breaks)
     is_paused_in_break = any(_contains(cut, closed.pause) for cut in breaks)
     paused_ns = 0 if is_paused_in_break else closed.pause.end_ns - closed.pause.begin_ns
-    seconds = (closed.end_ns - closed.begin_ns - break_ns - paused_ns) * _NS
+    seconds = (closed.end_ns - begin_ns - break_ns - paused_ns) * _NS
     data_seconds = _part_seconds(training, DATA)
     forward_seconds = _part_seconds(training, FORWARD) if closed.is_forward_timed else None
     backward_seconds = _part_seconds(training, BACKWARD)
@@ -86,7 +94,7 @@ def divide(closed: ClosedStep) -> DividedStep:
     times = closed.backward_times
     step = StepLine(
         number=closed.number,
-        began_ns=_begin_after_breaks(closed.begin_ns, breaks),
+        began_ns=_begin_after_breaks(begin_ns, breaks),
         seconds=seconds,
         images=_images(training),
         micro_steps=_micro_steps(training),
@@ -152,6 +160,10 @@ def loader_before_backward(marks: Iterable[Mark]) -> int | None:
         if mark.kind == DATA and mark.is_batch:
             loader = mark.source
     return loader
+
+
+def _begin_ns(mark: Mark) -> int:
+    return mark.begin_ns
 
 
 def _is_evaluation(mark: Mark, training_loaders: Collection[int]) -> bool:

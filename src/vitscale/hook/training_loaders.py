@@ -22,7 +22,7 @@ class TrainingLoaders:
         self._previous: frozenset[int] = frozenset()
 
     def learn(self, marks: Sequence[Mark]) -> None:
-        """Learn from the marks of a closed step."""
+        """Learn from the marks of a closed step, in the order in which they ended."""
         fetched = frozenset(mark.source for mark in marks if mark.kind == DATA and mark.is_batch)
         training = set(self.numbers)
         loader = loader_before_backward(marks)

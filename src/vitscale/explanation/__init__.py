@@ -8,6 +8,8 @@ step_progress    how far each rank is, from the end of its file
 written_files    files that the command wrote in its folder
 session          the whole: start, watch, plan, end
 rank_files       the ranks' files, which are untrusted, as records
+answer           from records to the parts of a step and the causes of its length
+words            the answer for a reader and as fields of JSON; run_words: what became of the command
 
 The function is `vitscale.explain`, so that the package cannot have its name.
 """

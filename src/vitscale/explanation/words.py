@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from vitscale.explanation.answer import ExplainAnswer
-from vitscale.explanation.cause import Cause
+from vitscale.explanation.cause import SlowCause
 from vitscale.explanation.parts import STEP_PARTS, JobParts, RankStepParts, StepPart
 from vitscale.explanation.rare_causes import cause_kind
 from vitscale.explanation.rare_work import RareWork
 from vitscale.present import document as doc
 from vitscale.present.data import estimate_fields, finding_fields
-from vitscale.present.units import counted, listed, number, percent, seconds, time_unit
+from vitscale.present.units import NO_BREAK_SPACE, counted, listed, number, percent, seconds, time_unit
 
 PART_NAMES: Mapping[StepPart, str] = {
     "data": "data wait",
@@ -35,7 +35,7 @@ _MOST_ROWS = 7
 _ROWS_BESIDE_TWO_CAUSES = 5
 """Rows of the table on the first screen, which has 25 lines."""
 _LEAST_SHOWN_SHARE = 0.02
-"""Share of the step below which a part has no row of its own, and a rank is not clearly the slowest."""
+"""Share of the step below which a part has no row of its own."""
 _MOST_FILES = 3
 
 
@@ -58,10 +58,11 @@ def answer_document(answer: ExplainAnswer, session: SessionFacts) -> doc.Documen
     blocks: list[doc.Block] = [doc.Paragraph(f"{_capitalised(answer.summary)}.", "strong")]
     if answer.parts is not None and answer.parts.ranks:
         has_two_causes = len(answer.causes) >= _MOST_SHOWN_CAUSES
-        blocks.append(parts_table(answer.parts, _ROWS_BESIDE_TWO_CAUSES if has_two_causes else _MOST_ROWS))
+        most_rows = _ROWS_BESIDE_TWO_CAUSES if has_two_causes else _MOST_ROWS
+        blocks.append(parts_table(answer.parts, _slow_rank(answer), most_rows))
     step_seconds = answer.parts.mean_step_seconds if answer.parts is not None else 0.0
     findings = [cause_finding(cause, step_seconds) for cause in answer.causes]
-    blocks += [*session.findings, *findings[:_MOST_SHOWN_CAUSES]]
+    blocks += _with_session(findings[:_MOST_SHOWN_CAUSES], session.findings)
     odd = [*answer.seen, *answer.tries, *_files_sentences(session.files_written)]
     if odd:
         blocks.append(doc.Bullets(tuple(odd)))
@@ -69,27 +70,34 @@ def answer_document(answer: ExplainAnswer, session: SessionFacts) -> doc.Documen
     return doc.Document("", tuple(blocks), (f"Details: {session.results} (--json has all figures)",))
 
 
+def _with_session(causes: Sequence[doc.Finding], session: Sequence[doc.Finding]) -> list[doc.Finding]:
+    """Return the session's errors and warnings, then the causes, then the session's notes, which may be cut off."""
+    serious = [finding for finding in session if finding.severity != "note"]
+    notes = [finding for finding in session if finding.severity == "note"]
+    return [*serious, *causes, *notes]
+
+
 def _capitalised(sentence: str) -> str:
     return sentence[:1].upper() + sentence[1:]
 
 
-def parts_table(parts: JobParts, most_rows: int = _MOST_ROWS) -> doc.Table:
+def parts_table(parts: JobParts, slowest: RankStepParts | None, most_rows: int) -> doc.Table:
     """Return the table of where the time goes: a row for each large part of the mean step, the largest first.
 
     Args:
         parts: the job.
+        slowest: the rank that gets a column of its own; None: there is no such rank.
         most_rows: rows; the smallest parts share the last one.
     """
     mean_step = parts.mean_step_seconds
-    slowest = _clearly_slowest(parts)
     unit = time_unit([mean_step])
     columns = [doc.Column("part", words=True), doc.Column("share"), doc.Column(unit.sign)]
     title = "Where the time of a mean step goes"
     if len(parts.ranks) > 1:
-        title += f", mean of {len(parts.ranks)} ranks"
+        title += f": mean of {len(parts.ranks)} ranks"
     if slowest is not None:
-        columns.append(doc.Column("slowest"))
-        title += f" and rank {slowest.rank}, the slowest"
+        columns.append(doc.Column(f"rank{NO_BREAK_SPACE}{slowest.rank}"))
+        title += f", and the slowest, rank {slowest.rank}"
     all_rows = [*_step_rows(parts, slowest), *(_rare_row(work, parts) for work in parts.rare)]
     known_rows = sorted((row for row in all_rows if row.mean_seconds), key=lambda row: -row.mean_seconds)
     cells = []
@@ -99,13 +107,15 @@ def parts_table(parts: JobParts, most_rows: int = _MOST_ROWS) -> doc.Table:
     return doc.table(columns, cells, title=title, always=["part", "share"])
 
 
-def _clearly_slowest(parts: JobParts) -> RankStepParts | None:
-    """Return the rank with most work of its own; None where ranks are much alike, or cannot be compared."""
-    slowest = parts.slowest_rank
-    if slowest is None:
+def _slow_rank(answer: ExplainAnswer) -> RankStepParts | None:
+    """Return the parts of the rank that is a cause by itself; None where there is no such rank."""
+    if answer.parts is None:
         return None
-    mean_own = math.fsum(rank.own_seconds for rank in parts.ranks) / len(parts.ranks)
-    return slowest if slowest.own_seconds - mean_own > _LEAST_SHOWN_SHARE * parts.step.value else None
+    slow_ranks = {rank for cause in answer.causes if cause.kind == "slow-rank" for rank in cause.ranks}
+    for rank in answer.parts.ranks:
+        if rank.rank in slow_ranks:
+            return rank
+    return None
 
 
 def _with_rest(rows: Sequence[_PartRow], mean_step: float, most_rows: int) -> list[_PartRow]:
@@ -122,8 +132,8 @@ def _with_rest(rows: Sequence[_PartRow], mean_step: float, most_rows: int) -> li
     if not hidden:
         return shown
     slowest = [row.slowest_seconds for row in hidden if row.slowest_seconds is not None]
-    rest = _PartRow("the rest", math.fsum(row.mean_seconds for row in hidden), math.fsum(slowest))
-    return [*shown, rest]
+    mean_seconds = math.fsum(row.mean_seconds for row in hidden)
+    return [*shown, _PartRow("the rest", mean_seconds, math.fsum(slowest))]
 
 
 @dataclass(frozen=True)
@@ -158,13 +168,16 @@ def _rare_row(work: RareWork, parts: JobParts) -> _PartRow:
         "slow-fetches": "slow fetches",
         "periodic-work": "periodic work (logging)",
     }
-    name = names[cause_kind(work, parts)]
+    kind = cause_kind(work, parts)
+    name = names[kind]
     if work.every is not None:
         name = f"{name}, every {counted(round(work.every), 'step')}"
+    elif kind == "periodic-work":
+        name = "longer now and then"
     return _PartRow(name, work.seconds_per_step or 0.0, work.seconds_per_step)
 
 
-def cause_finding(cause: Cause, step_seconds: float) -> doc.Finding:
+def cause_finding(cause: SlowCause, step_seconds: float) -> doc.Finding:
     """Return a cause as a finding: its evidence and bound, and what to change.
 
     Args:
@@ -205,7 +218,7 @@ def _rank_blocks(parts: JobParts | None) -> list[doc.Block]:
     if parts is None or len(parts.ranks) < 2:
         return []
     unit = time_unit([parts.step.value])
-    shown_parts = [part for part in STEP_PARTS if any(rank.parts[part] for rank in parts.ranks)]
+    shown_parts = [part for part in STEP_PARTS if _takes_time(parts, part)]
     columns = [doc.Column("rank"), *(doc.Column(PART_NAMES[part], unit.sign) for part in shown_parts)]
     columns.append(doc.Column("host", words=True))
     rows = []
@@ -213,6 +226,11 @@ def _rank_blocks(parts: JobParts | None) -> list[doc.Block]:
         texts = [unit.text(rank.parts[part]) for part in shown_parts]
         rows.append([str(rank.rank), *texts, rank.host])
     return [doc.table(columns, rows)]
+
+
+def _takes_time(parts: JobParts, part: StepPart) -> bool:
+    """Whether a part takes any time on any rank."""
+    return any(rank.parts[part] for rank in parts.ranks)
 
 
 def _method_blocks(parts: JobParts | None, session: SessionFacts) -> list[doc.Block]:
@@ -230,6 +248,7 @@ def answer_fields(answer: ExplainAnswer, session: SessionFacts) -> dict[str, Any
     """Return the answer as fields of JSON; null stands for what is unavailable."""
     parts = answer.parts
     step_seconds = parts.mean_step_seconds if parts is not None else 0.0
+    step_notes = parts.notes if parts is not None else ()
     return {
         "answer": answer.summary,
         "results": str(session.results),
@@ -238,7 +257,7 @@ def answer_fields(answer: ExplainAnswer, session: SessionFacts) -> dict[str, Any
         "seen": list(answer.seen),
         "tries": list(answer.tries),
         "unavailable": dict(answer.unavailable),
-        "notes": [*session.notes, *(parts.notes if parts is not None else ())],
+        "notes": [*session.notes, *step_notes],
         "findings": [finding_fields(finding) for finding in session.findings],
         "files_written": list(session.files_written),
     }
@@ -287,7 +306,7 @@ def _rare_fields(work: RareWork, parts: JobParts) -> dict[str, Any]:
     }
 
 
-def _cause_fields(cause: Cause, step_seconds: float) -> dict[str, Any]:
+def _cause_fields(cause: SlowCause, step_seconds: float) -> dict[str, Any]:
     return {
         "kind": cause.kind,
         "evidence": cause.evidence,
@@ -302,7 +321,7 @@ def _cause_fields(cause: Cause, step_seconds: float) -> dict[str, Any]:
     }
 
 
-def _code_fields(cause: Cause) -> dict[str, Any] | None:
+def _code_fields(cause: SlowCause) -> dict[str, Any] | None:
     if cause.code is None:
         return None
     return {

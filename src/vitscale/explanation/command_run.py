@@ -15,6 +15,8 @@ from vitscale.explanation.written_files import WrittenFiles
 from vitscale.store.secret_forms import is_secret_argument
 
 NOT_SHOWN = "(not shown)"
+FEWEST_SECRET_LETTERS = 8
+"""Shorter values of secret variables are not masked inside other words, where they stand by chance."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def without_secrets(argv: Sequence[str], environment: Mapping[str, str]) -> tupl
         argv: the words.
         environment: the command's variables; values of those with a secret's name are masked wherever they stand.
     """
-    secrets = [value for name, value in environment.items() if value and is_secret_name(name)]
+    secrets = [environment[name] for name in environment if is_secret_name(name)]
     words = []
     previous_word = ""
     for word in argv:
@@ -101,6 +103,6 @@ def _masked_word(word: str, secrets: Iterable[str]) -> str:
     if equals and value and is_secret_name(name):
         return f"{name}={NOT_SHOWN}"
     for secret in secrets:
-        if len(secret) >= 8:
+        if len(secret) >= FEWEST_SECRET_LETTERS:
             word = word.replace(secret, NOT_SHOWN)
     return word

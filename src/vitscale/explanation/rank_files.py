@@ -239,10 +239,10 @@ def _lines_up_to(file: BinaryIO, end: int) -> Iterator[bytes]:
         if line.endswith(b"\n"):
             yield line
             continue
-        rest = line
-        while rest and not rest.endswith(b"\n"):
-            rest = file.readline(LONGEST_LINE_BYTES)
-        if rest:
+        piece = line
+        while piece and not piece.endswith(b"\n"):
+            piece = file.readline(LONGEST_LINE_BYTES)
+        if piece:
             yield b"?"  # too long to be read; one that is torn at the file's end is left out without a word
 
 

@@ -128,13 +128,13 @@ def looked_at(processes: Iterable[psutil.Process], hook: Path) -> list[ReachedPr
         processes: live processes.
         hook: the hook's folder, as it stands in PYTHONPATH.
     """
-    seen = []
+    reached = []
     for process in processes:
         with suppress(psutil.Error, OSError):
             search_path = process.environ().get(PATH_VARIABLE, "")
             has_hook = str(hook) in search_path.split(os.pathsep)
-            seen.append(ReachedProcess(process.pid, tuple(process.cmdline()), has_hook, _has_torch(process.pid)))
-    return seen
+            reached.append(ReachedProcess(process.pid, tuple(process.cmdline()), has_hook, _has_torch(process.pid)))
+    return reached
 
 
 def _has_torch(pid: int) -> bool | None:
@@ -181,9 +181,11 @@ def _hindrances_in_words(words: Sequence[str], owner: str) -> Iterator[Hindrance
 def _hindrances_of_launchers(words: Sequence[str], programs: Sequence[str], owner: str) -> Iterator[Hindrance]:
     """Yield what shows in the words of a program that starts ranks elsewhere."""
     is_srun = "srun" in programs
-    if is_srun and any(word.split("=")[0] in _CONTAINER_OPTIONS for word in words):
+    has_container = any(word.split("=")[0] in _CONTAINER_OPTIONS for word in words)
+    export_options = [word for word in words if word.startswith("--export")]
+    if is_srun and has_container:
         yield Hindrance(f"srun --container-... in {owner}", "Mount the results folder: --container-mounts=RESULTS")
-    if is_srun and any(word.startswith("--export") and "ALL" not in word for word in words):
+    if is_srun and any("ALL" not in option for option in export_options):
         yield Hindrance(f"srun --export in {owner}", "Add PYTHONPATH: --export=ALL,...")
     if programs and programs[0] in _REMOTE_PROGRAMS:
         yield Hindrance(

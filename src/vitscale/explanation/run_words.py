@@ -35,9 +35,9 @@ def session_facts(run: CommandRun, files: RankFiles) -> SessionFacts:
 def run_findings(run: CommandRun, files: RankFiles) -> Iterator[Finding]:
     """Yield what a reader must know of the run: processes that are left, missing ranks, an early end."""
     if run.survivors:
-        named = ", ".join(f"{process.pid} ({process.program})" for process in run.survivors[:_MOST_NAMED_SURVIVORS])
+        programs = ", ".join(f"{process.pid} ({process.program})" for process in run.survivors[:_MOST_NAMED_SURVIVORS])
         survivors = counted(len(run.survivors), "process", "processes")
-        message = f"{survivors} of the command still there after SIGKILL: {named}"
+        message = f"{survivors} of the command still there after SIGKILL: {programs}"
         yield Finding("processes-left", "error", message, "The kernel holds them, mostly for a disk: look again later")
     if files.missing_ranks:
         missing = f"{counted(files.missing_ranks, 'rank')} of {files.missing_ranks + len(files.ranks)} wrote nothing"

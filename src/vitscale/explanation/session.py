@@ -107,6 +107,7 @@ class RunningCommand:
         self._say = say
         check_runnable(request.argv)
         check_nameable(request.output)
+        self._command_folder = Path.cwd()
         self.folder = make_results_folder(request.output)
         place_hook(self.folder)
         self._started_ns = self.folder.settings.stat().st_mtime_ns
@@ -220,17 +221,18 @@ class RunningCommand:
 
     def _look(self) -> None:
         """Read what the ranks wrote since the last look, and say what is new to the one who waits."""
-        now = time.monotonic()
+        now_seconds = time.monotonic()
+        seconds = now_seconds - self._began
         self._progress.update()
         if self._first_step_at is None and self._progress.has_steps:
-            self._first_step_at = now
-            self._say(f"First step after {now - self._began:.0f} s.")
-        if now >= self._next_process_look:
+            self._first_step_at = now_seconds
+            self._say(f"First step after {seconds:.0f} s.")
+        if now_seconds >= self._next_process_look:
             self._processes.note_descendants()
             if self._first_step_at is None:
                 self._look_at_reach()
-            self._next_process_look = now + _SECONDS_BETWEEN_PROCESS_LOOKS
-        is_late = self._first_step_at is None and now - self._began > _NOTICE_SECONDS
+            self._next_process_look = now_seconds + _SECONDS_BETWEEN_PROCESS_LOOKS
+        is_late = self._first_step_at is None and seconds > _NOTICE_SECONDS
         if is_late and not self._has_noticed:
             self._has_noticed = True
             self._say_what_hinders()
@@ -346,7 +348,7 @@ class RunningCommand:
         return reach.hindrances(self.request.argv, self._reached_by_pid.values())
 
     def _written_files(self) -> WrittenFiles:
-        return files_written_since(Path.cwd(), self._started_ns, besides=self.folder.root)
+        return files_written_since(self._command_folder, self._started_ns, besides=self.folder.root)
 
 
 def lead_steps(step_seconds: float) -> int:

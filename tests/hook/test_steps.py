@@ -126,6 +126,16 @@ def test_the_first_step_begins_with_its_first_training_mark() -> None:
     assert result.step.other_seconds == pytest.approx(0.002)
 
 
+def test_forwards_of_which_some_are_missing_say_nothing() -> None:
+    step = divided(
+        *(mark(BACKWARD, 1, 3), mark(FORWARD, 3, 5, images=4), mark(BACKWARD, 5, 8), mark(OPTIMIZER, 8, 9)),
+        end_ms=9,
+        is_forward_timed=False,
+    ).step
+    assert (step.forward_seconds, step.images, step.micro_steps) == (None, None, 2)
+    assert step.other_seconds == pytest.approx(0.003)
+
+
 def test_a_closure_is_forward_and_backward_and_not_optimizer_too() -> None:
     step = divided(
         *(data(0, 1), mark(FORWARD, 2, 5, images=2), mark(BACKWARD, 5, 9)),

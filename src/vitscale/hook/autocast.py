@@ -34,7 +34,7 @@ class _LookingCall:
         self._leaf = weakref.ref(leaf)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaf = self._leaf()
+        leaf: Any = self._leaf()
         leaf.__dict__.pop(_CALL, None)
         try:
             self._probe.dtype = autocast_dtype(next(leaf.parameters()).device.type)

@@ -39,7 +39,7 @@ def count_images(arguments: Sequence[Any], tensor: Any) -> int | None:
     first = arguments[0] if arguments else None
     if isinstance(first, (list, tuple)) and all(_is_picture(item) for item in first):
         return len(first)
-    shape = () if tensor is None else tensor.shape
+    shape: Sequence[int] = () if tensor is None else tensor.shape
     return int(shape[0]) if len(shape) else None
 
 

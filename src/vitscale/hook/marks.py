@@ -71,6 +71,8 @@ class StepMarks:
         self.thread_id = get_ident()
         self.step_end_ns: int | None = None
         """End of the last optimizer call, if a step may be closed there."""
+        self.is_closed_late = False
+        """Whether the last step was closed only by a backward or an optimizer: forwards of the next one are missing."""
         self._close_step = close_step
         self._marks: list[Mark] = []
         self._nested_ns = 0
@@ -87,6 +89,7 @@ class StepMarks:
         outer = self.part
         if outer == OTHER:
             if self.step_end_ns is not None and self._begins_next_step(kind):
+                self.is_closed_late = kind == BACKWARD
                 self._close_step()
         elif outer != OPTIMIZER or kind not in _INSIDE_OPTIMIZER:
             return None
@@ -112,6 +115,7 @@ class StepMarks:
         """Begin an optimizer's call; closes the step before, if the same optimizer has already ended that."""
         steps_again = optimizer_id in self._stepped and self._has_backward
         if steps_again and self.step_end_ns is not None and self.part == OTHER and get_ident() == self.thread_id:
+            self.is_closed_late = True
             self._close_step()
         return self.enter(OPTIMIZER)
 

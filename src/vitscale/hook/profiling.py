@@ -46,7 +46,12 @@ class StepProfiler:
         activities = [profiler.ProfilerActivity.CPU]
         if sys.modules["torch"].cuda.is_initialized():
             activities.append(profiler.ProfilerActivity.CUDA)
-        profile = profiler.profile(activities=activities, record_shapes=self._record_shapes)
+        record = profiler.ProfilerAction.RECORD
+        profile = profiler.profile(
+            activities=activities,
+            schedule=lambda _step: record,  # without a schedule the trace has no ranges of steps
+            record_shapes=self._record_shapes,
+        )
         profile.start()
         self._profile = profile
         self._first_step = first_step

@@ -44,6 +44,7 @@ class HookedRank:
         self._profiler = StepProfiler(traces, name, record_shapes=settings.profile_shapes)
         self._plans = plans
         self._parts = parts
+        self._marks = marks
         self._switch = switch
         self._describer = ModelDescriber()
         self._number = 0
@@ -110,7 +111,7 @@ class HookedRank:
         roots = self._parts.roots
         if self._can_time_modules:
             roots.after_step(has_forward=has_forward, optimizers=self._parts.optimizers)
-        self._were_roots_timed = roots.is_in_place
+        self._were_roots_timed = roots.is_in_place and not self._marks.is_closed_late
         root = roots.called_root()
         if root is not None:
             model_line = self._describer.describe(root, self._parts.autocast.dtype)

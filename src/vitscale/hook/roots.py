@@ -53,7 +53,7 @@ class TimedCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module."""
-        call = self._call if self._call is not None else self._module()._call_impl
+        call = self._call if self._call is not None else self.module._call_impl
         if self._hook.is_compiling():
             return call(*args, **kwargs)
         opening = self._hook.enter_forward()
@@ -192,7 +192,8 @@ def _with_subclasses(module_class: type) -> set[type]:
     classes = {module_class}
     unvisited = [module_class]
     while unvisited:
-        for subclass in type.__subclasses__(unvisited.pop()):
+        subclasses: list[type] = type.__subclasses__(unvisited.pop())
+        for subclass in subclasses:
             if subclass not in classes:
                 classes.add(subclass)
                 unvisited.append(subclass)

@@ -112,7 +112,7 @@ def _run_shadowed_sitecustomize(folder: str) -> None:
 
 def _start() -> None:
     folder = os.path.dirname(os.path.abspath(__file__))
-    sys.meta_path.insert(0, WatchingFinder(folder))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, WatchingFinder(folder))
     _run_shadowed_sitecustomize(folder)
 
 

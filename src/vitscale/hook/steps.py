@@ -56,6 +56,7 @@ class ClosedStep(NamedTuple):
     marks: Sequence[Mark]
     """In the order in which they ended."""
     is_forward_timed: bool
+    """Whether all forwards of the step are among the marks."""
     backward_times: BackwardTimes | None = None
     profiled: bool = False
 
@@ -86,7 +87,9 @@ def divide(closed: ClosedStep, training_loaders: Collection[int]) -> DividedStep
     paused_ns = 0 if is_paused_in_break else closed.pause.end_ns - closed.pause.begin_ns
     seconds = (closed.end_ns - begin_ns - break_ns - paused_ns) * _NS
     data_seconds = _part_seconds(training, DATA)
-    forward_seconds = _part_seconds(training, FORWARD) if closed.is_forward_timed else None
+    if not closed.is_forward_timed:
+        training = [mark for mark in training if mark.kind != FORWARD]
+    forward_seconds = _part_seconds(training, FORWARD)
     backward_seconds = _part_seconds(training, BACKWARD)
     optimizer_seconds = _part_seconds(training, OPTIMIZER)
     parts = [part or 0.0 for part in (data_seconds, forward_seconds, backward_seconds, optimizer_seconds)]

@@ -15,6 +15,7 @@ import pytest
 from advice_factory import advised
 from check_factory import checked, record, sweep
 from driving import TINY_MODEL
+from explanation.scripted_commands import scripted_ranks
 from importers.logs import epoch_rows, epoch_table
 from prediction_factory import resolved_study
 from results_factory import write_results
@@ -38,7 +39,7 @@ PAGE = (Path(__file__).parent.parent / "docs/json.md").read_text(encoding="utf-8
 WORDS = set(re.findall(r"`([\w-]+)`", PAGE))
 ENDS = ("_low", "_high", "_mean_low", "_mean_high")
 THEIR_OWN = ("resolved", "labels", "check", "files", "dropped", "refused", "reasons", "pace_against_others", "versions",
-             "each_limit_alone", "hostfiles")  # fmt: skip
+             "each_limit_alone", "hostfiles", "unavailable")  # fmt: skip
 """Objects whose keys are a user's or data of another form, which the page names."""
 OF_THE_REPORT = ("trials", "curves", "waterfalls", "comparisons")
 """Whose keys the contract has, in its own test."""
@@ -186,6 +187,19 @@ def test_of_labs(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(row["host"], row["slots"], row["bandwidth_mbit"], row["state"]) for row in told["hosts"]] == [
         ("host0", 2, None, "gone")
     ]
+
+
+def test_of_an_explained_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["explain", "--json", "--steps", "5", "--seconds", "0.5", "--", *scripted_ranks(tmp_path, 2)]
+    monkeypatch.setattr(sys, "argv", ["vitscale", *words])
+    with contextlib.suppress(SystemExit):
+        cli.main()
+    told = json.loads(capsys.readouterr().out)
+    holds(told, "explain")
+    assert (told["command_end"], told["ranks_read"], told["timed_steps"] > 0) == ("agreed_step", 2, True)
 
 
 def test_every_verb_has_a_form_on_the_page() -> None:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from vitscale.api.arguments import LaunchOptions
     from vitscale.api.checking import CheckResult, TrainingCheckResult, check, check_training
     from vitscale.api.comparing import CompareResult, compare, compare_studies
+    from vitscale.api.explaining import ExplainResult, explain
     from vitscale.api.importing import ImportResult, LinkImportResult, import_results
     from vitscale.api.linting import LintResult, lint
     from vitscale.api.planning import PlanResult, plan
@@ -32,6 +33,7 @@ __all__ = [
     "Changes",
     "CheckResult",
     "CompareResult",
+    "ExplainResult",
     "ExportResult",
     "Frames",
     "ImportResult",
@@ -59,6 +61,7 @@ __all__ = [
     "compare",
     "compare_studies",
     "composer_callback",
+    "explain",
     "export",
     "import_results",
     "init",
@@ -80,6 +83,7 @@ _MODULES = {
     "vitscale.api.arguments": ("LaunchOptions",),
     "vitscale.api.checking": ("CheckResult", "TrainingCheckResult", "check", "check_training"),
     "vitscale.api.comparing": ("CompareResult", "compare", "compare_studies"),
+    "vitscale.api.explaining": ("ExplainResult", "explain"),
     "vitscale.api.importing": ("ImportResult", "LinkImportResult", "import_results"),
     "vitscale.api.linting": ("LintResult", "lint"),
     "vitscale.api.planning": ("PlanResult", "plan"),

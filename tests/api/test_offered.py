@@ -25,6 +25,7 @@ WANTED = {"plan", "run", "load", "report", "predict", "advise", "compare", "chec
 TRAIN_OR_SEND = {
     "check_training": "trains with each engine for minutes",
     "compare_studies": "trains two studies",
+    "explain": "runs a training script of the user's",
     "report_like": "needs results like those of a published study",
     "send": "needs the client of a tracker",
 }
@@ -113,7 +114,7 @@ def taken_by(function: object) -> set[str]:
 
 @pytest.mark.parametrize(
     "verb", ["plan", "run", "train", "init", "report", "predict", "advise", "compare", "import", "check", "lint",
-             "export", "watch"],
+             "explain", "export", "watch"],
 )  # fmt: skip
 def test_a_function_takes_the_options_of_its_verb_under_their_names(verb: str) -> None:
     command = get_command(cli.app).commands[verb]  # type: ignore[attr-defined]  # a group of commands

@@ -10,6 +10,7 @@ starting    init: a first study
 planning    plan: what would run
 running     run, train: do it
 checking    check, check_training: look at the machines first
+explaining  explain: why a command's training step takes as long as it does
 reporting   report, report_like: tables, figures, a page (`load`, of frames and charts, is `pages.outputs.load`)
 comparing   compare, compare_studies: results side by side
 questions   the questions of predict and advise to results, and which options changed nothing

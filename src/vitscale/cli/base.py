@@ -26,10 +26,10 @@ from vitscale.present.terminal import show
 from vitscale.present.verb_result import VerbResult
 
 VERBS = {
-    "init": "starting", "plan": "studies", "run": "studies", "watch": "sharing", "report": "reporting",
-    "compare": "comparing", "predict": "predicting", "advise": "predicting", "import": "importing", "check": "studies",
-    "export": "sharing", "lint": "studies", "lab": "laboratory", "train": "starting", "schema": "starting",
-    "completion": "starting",
+    "init": "starting", "plan": "studies", "run": "studies", "explain": "explaining", "watch": "sharing",
+    "report": "reporting", "compare": "comparing", "predict": "predicting", "advise": "predicting",
+    "import": "importing", "check": "studies", "export": "sharing", "lint": "studies", "lab": "laboratory",
+    "train": "starting", "schema": "starting", "completion": "starting",
 }  # fmt: skip
 """Verbs in the order in which `--help` lists them -> the module of `cli/` that has each."""
 COMPLETE = "_VITSCALE_COMPLETE"

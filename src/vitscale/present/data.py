@@ -27,6 +27,7 @@ VERSIONS: Mapping[str, int] = MappingProxyType(
         "check": 1,
         "predict": 1,
         "advise": 3,
+        "explain": 1,
         "lint": 2,
         "import": 1,
         "compare": 1,

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName  # a text, which older releases do not name
 
 _DUMP_BY_BACKEND = {"nccl": DUMP_OF_NCCL, "gloo": DUMP_OF_OTHERS}
+"""Backend to the function that dumps the recorder into which it writes."""
 NO_DTYPE = "none"
 """Dtype of a barrier, which has no tensor."""
 

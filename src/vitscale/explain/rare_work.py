@@ -1,0 +1,261 @@
+"""Finds work that is done once in several steps: evaluation, checkpoints, logging, pauses.
+
+Between two steps it is a break, which the hook records. Inside a step it makes a part longer in a few steps: it is taken
+out of these, so that what is left is the usual step. What it costs is spread over the steps from one time to the next;
+of work that was seen once this is unknown.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from vitscale.base.arrays import BoolArray, FloatArray
+from vitscale.explain.rank_record import HookedRank
+from vitscale.explain.step_table import WORK_PARTS, StepTable, WorkPart
+from vitscale.hook import lines
+
+_LEAST_SHARE_OF_STEP = 0.1
+"""Share of the usual step by which a part must be longer than usual, for the step to hold rare work."""
+_DEVIATIONS = 6.0
+"""Deviations of the part's noise by which it must be longer too."""
+_MAD_TO_SIGMA = 1.4826
+_MOST_RARE_SHARE = 0.21
+"""Share of steps up to which work is rare: every fifth step."""
+_USUAL_QUANTILE = 0.75
+"""Quantile of a part that is still usual, whatever the others are: two kinds of steps may alternate."""
+_QUANTILE_DEVIATIONS = 0.674
+"""How many deviations above the median that quantile of a normal distribution is."""
+_GAP_TOLERANCE = 0.1
+"""Share by which the distance between two times may differ from the usual one, for the work to be regular."""
+_LONGEST_BREAK_SECONDS = 1e6
+BREAK_NAMES = {"evaluation": "evaluation", "checkpoint": "checkpoint", "other": "pause between steps"}
+
+
+@dataclass(frozen=True)
+class RareWork:
+    """Work that is done once in several steps."""
+
+    kind: str
+    """One of `lines.BREAK_KINDS` between steps; inside a step its part (one of `WORK_PARTS`)."""
+    is_break: bool
+    ranks: tuple[int, ...]
+    """Ranks that do it."""
+    after_steps: tuple[int, ...]
+    """Numbers of the steps in which, or after which, it was seen."""
+    seconds: float
+    """Mean seconds of one time, beyond the usual step."""
+    every: float | None
+    """Steps from one time to the next; None where it was seen once, or comes irregularly."""
+    seconds_per_step: float | None
+    """What it adds to a step on average; None where it was seen once."""
+    code: str | None = None
+    """The user's line, "FILE:LINE in FUNCTION"."""
+    batches: int | None = None
+    """Batches of one evaluation; None where unknown."""
+
+    @property
+    def times(self) -> int:
+        """How often it was seen."""
+        return len(self.after_steps)
+
+
+class UsualSteps(NamedTuple):
+    """The steps without rare work, and that work."""
+
+    table: StepTable
+    rare: tuple[RareWork, ...]
+
+
+def usual_steps(table: StepTable, records: Sequence[HookedRank]) -> UsualSteps:
+    """Take rare work out of the steps of a job.
+
+    Args:
+        table: the steps that count, at least one.
+        records: what the ranks recorded, for breaks and for the loader.
+    """
+    breaks = _breaks(table, records)
+    without_waits = _without_waits_for_breaks(table, breaks)
+    slowest_before = without_waits.slowest_own
+    usual = without_waits
+    rare: list[RareWork] = []
+    for part in WORK_PARTS:
+        if not without_waits.part_is_known(part):
+            continue
+        is_rare = _rare_cells(without_waits, part, _least_distance(part, records))
+        if not is_rare.any():
+            continue
+        usual = _with_usual_part(usual, part, is_rare)
+        rare.append(_rare_part(without_waits, part, is_rare))
+    removed = slowest_before - usual.slowest_own  # (S,)
+    shortened = np.maximum(usual.seconds - removed, usual.own if usual.compares_ranks else 0.0)
+    return UsualSteps(replace(usual, seconds=shortened), (*_rare_breaks(breaks, table), *rare))
+
+
+def _least_distance(part: WorkPart, records: Sequence[HookedRank]) -> float:
+    """Return the steps between two times from which on work is rare.
+
+    A loader of n workers delivers n batches at a time, so that one fetch of n is long: this is no rare work.
+    """
+    if part != "data":
+        return 0.0
+    workers = [record.loader.workers for record in records if record.loader is not None]
+    return 2.0 * max(workers, default=0)
+
+
+def _rare_cells(table: StepTable, part: WorkPart, least_distance: float) -> BoolArray:
+    """Return which steps of which ranks hold rare work in a part, (R, S)."""
+    values = table.work[part]
+    least_excess = _LEAST_SHARE_OF_STEP * float(np.median(table.seconds))
+    rows = [_rare_steps(row, least_excess, least_distance) for row in values]
+    return np.stack(rows)
+
+
+def _rare_steps(values: FloatArray, least_excess: float, least_distance: float) -> BoolArray:
+    """Return which steps of one rank hold rare work in a part, (S,)."""
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return np.zeros(len(values), dtype=np.bool_)
+    median = float(np.median(known))
+    high = float(np.quantile(known, _USUAL_QUANTILE))
+    deviation = _MAD_TO_SIGMA * float(np.median(np.abs(known - median)))
+    noise = max(deviation, (high - median) / _QUANTILE_DEVIATIONS)
+    is_rare: BoolArray = values > high + max(least_excess, _DEVIATIONS * noise)
+    count = int(is_rare.sum())
+    is_too_frequent = count > _MOST_RARE_SHARE * len(values) or len(values) < least_distance * count
+    return np.zeros_like(is_rare) if is_too_frequent else is_rare
+
+
+def _with_usual_part(table: StepTable, part: WorkPart, is_rare: BoolArray) -> StepTable:
+    """Return the table with a part's rare cells replaced by the mean of the rank's other steps."""
+    values = table.work[part]
+    usual_means = np.nanmean(np.where(is_rare, np.nan, values), axis=1, keepdims=True)
+    work = {**table.work, part: np.where(is_rare, usual_means, values)}
+    return replace(table, work=work)
+
+
+def _rare_part(table: StepTable, part: WorkPart, is_rare: BoolArray) -> RareWork:
+    """Return the rare work in a part; ranks that do it in the same step do it beside one another."""
+    values = table.work[part]
+    usual_means = np.nanmean(np.where(is_rare, np.nan, values), axis=1, keepdims=True)
+    excess = np.where(is_rare, values - usual_means, 0.0).max(axis=0)  # (S,)
+    positions = np.flatnonzero(excess > 0)
+    ranks = [rank for rank, row in zip(table.ranks, is_rare, strict=True) if row.any()]
+    return _rare_work(part, False, ranks, {int(table.numbers[at]): float(excess[at]) for at in positions}, table)
+
+
+class _Break(NamedTuple):
+    """Breaks of all ranks after one step."""
+
+    kind: str
+    seconds_by_rank: Mapping[int, float]
+    code: str | None
+    batches: int | None
+
+
+def _breaks(table: StepTable, records: Sequence[HookedRank]) -> dict[int, _Break]:
+    """Return number of a step -> the break after it, for the steps that count; of several kinds the longest one's."""
+    lines_by_step: dict[int, list[tuple[int, lines.BreakLine]]] = {}
+    first = int(table.numbers[0])
+    last = int(table.numbers[-1])
+    for record in records:
+        if record.rank.rank not in table.ranks:
+            continue
+        for line in record.breaks:
+            is_possible = 0 < line.seconds < _LONGEST_BREAK_SECONDS  # False for NaN
+            if is_possible and first <= line.after_step <= last:
+                lines_by_step.setdefault(line.after_step, []).append((record.rank.rank, line))
+    return {step: _joined_break(of_step) for step, of_step in sorted(lines_by_step.items())}
+
+
+def _joined_break(rank_lines: Iterable[tuple[int, lines.BreakLine]]) -> _Break:
+    """Return the breaks of all ranks after one step as one; its kind and line are those of the longest."""
+    ordered = sorted(rank_lines, key=lambda pair: pair[1].seconds)
+    seconds_by_rank: dict[int, float] = {}
+    for rank, line in ordered:
+        seconds_by_rank[rank] = seconds_by_rank.get(rank, 0.0) + line.seconds
+    _, longest = ordered[-1]
+    kind = longest.kind if longest.kind in BREAK_NAMES else "other"
+    return _Break(kind, seconds_by_rank, longest.line, longest.evaluated_batches)
+
+
+def _without_waits_for_breaks(table: StepTable, breaks: Mapping[int, _Break]) -> StepTable:
+    """Return the table without the time in which ranks waited for the break of another rank.
+
+    They wait in the step after the break, up to the difference of the breaks.
+    """
+    if len(table.ranks) < 2 or not breaks:
+        return table
+    seconds = table.seconds.copy()
+    position_by_number = {int(number): position for position, number in enumerate(table.numbers)}
+    for after_step, of_ranks in breaks.items():
+        position = position_by_number.get(after_step + 1)
+        if position is None:
+            continue
+        longest = max(of_ranks.seconds_by_rank.values())
+        for row, rank in enumerate(table.ranks):
+            waited = longest - of_ranks.seconds_by_rank.get(rank, 0.0)
+            least = table.own[row, position] if not table.mixed_reason else 0.0
+            seconds[row, position] = max(seconds[row, position] - waited, least)
+    return replace(table, seconds=seconds)
+
+
+def _rare_breaks(breaks: Mapping[int, _Break], table: StepTable) -> list[RareWork]:
+    """Return the breaks of each kind as one rare work; the job waits for the rank with the longest."""
+    works = []
+    for kind in dict.fromkeys(of_ranks.kind for of_ranks in breaks.values()):
+        of_kind = {step: of_ranks for step, of_ranks in breaks.items() if of_ranks.kind == kind}
+        seconds_by_step = {step: max(of_ranks.seconds_by_rank.values()) for step, of_ranks in of_kind.items()}
+        ranks = sorted({rank for of_ranks in of_kind.values() for rank in of_ranks.seconds_by_rank})
+        work = _rare_work(kind, True, ranks, seconds_by_step, table)
+        longest = max(of_kind.values(), key=lambda of_ranks: max(of_ranks.seconds_by_rank.values()))
+        works.append(replace(work, code=longest.code, batches=longest.batches))
+    return works
+
+
+def _rare_work(
+    kind: str, is_break: bool, ranks: Sequence[int], seconds_by_step: Mapping[int, float], table: StepTable
+) -> RareWork:
+    """Return rare work with what it costs a step.
+
+    Args:
+        kind: as in `RareWork`.
+        is_break: likewise.
+        ranks: likewise.
+        seconds_by_step: number of the step -> seconds that it took there.
+        table: the steps that count.
+    """
+    steps = tuple(sorted(seconds_by_step))
+    mean_seconds = statistics.fmean(seconds_by_step.values())
+    every = _distance(steps)
+    seconds_per_step = None
+    if every is not None:
+        seconds_per_step = mean_seconds / every
+    elif len(steps) > 1:
+        seconds_per_step = math.fsum(seconds_by_step.values()) / len(table.numbers)
+    return RareWork(kind, is_break, tuple(ranks), steps, mean_seconds, every, seconds_per_step)
+
+
+def _distance(steps: Sequence[int]) -> float | None:
+    """Return the steps from one time to the next; None for a single time, or unequal distances.
+
+    Steps that are not timed, such as profiled ones, hide a time now and then: 9, 19, 39 are 10 apart too.
+    """
+    if len(steps) < 2:
+        return None
+    gaps = [later - earlier for earlier, later in itertools.pairwise(steps)]
+    usual = statistics.median_low(gaps)
+    tolerance = max(1.0, _GAP_TOLERANCE * usual)
+    periods = 0
+    for gap in gaps:
+        periods_in_gap = max(1, round(gap / usual))
+        if abs(gap - periods_in_gap * usual) > tolerance:
+            return None
+        periods += periods_in_gap
+    return (steps[-1] - steps[0]) / periods

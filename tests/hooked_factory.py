@@ -1,4 +1,4 @@
-"""Simulated ranks of a job as the hook records them: the exchange makes all wait for the slowest, and truths are planted.
+"""Simulated ranks of a job as the hook records them: all wait for the slowest one, and truths are planted.
 
 a rank's step   data + other + forward + own backward, then it waits until all ranks have come so far, then the
                 transfer, then the optimizer
@@ -32,13 +32,13 @@ class SimulatedJob:
     spread: float = 0.05
     """Standard deviation of the logarithm of each part of each step."""
     seed: int = 0
-    data: Seconds = always(0.002)
-    forward: Seconds = always(0.030)
-    backward: Seconds = always(0.060)
+    data: Seconds = lambda rank, step: 0.002
+    forward: Seconds = lambda rank, step: 0.030
+    backward: Seconds = lambda rank, step: 0.060
     """The rank's own."""
-    optimizer: Seconds = always(0.004)
-    other: Seconds = always(0.001)
-    transfer: Seconds = always(0.003)
+    optimizer: Seconds = lambda rank, step: 0.004
+    other: Seconds = lambda rank, step: 0.001
+    transfer: Seconds = lambda rank, step: 0.003
     planted: Mapping[str, Seconds] = field(default_factory=dict)
     """Part -> seconds that are added to it without noise, as by a sleep."""
     images: Callable[[int, int], int | None] = lambda rank, step: 32
@@ -117,20 +117,21 @@ class SimulatedJob:
 
     def _record(self, rank: int, steps: Sequence[lines.StepLine], breaks: Sequence[lines.BreakLine]) -> HookedRank:
         strategy = "DDP" if self.ranks > 1 else "none"
-        rank_fields: dict[str, Any] = dict(
-            rank=rank, world_size=self.ranks, local_rank=rank, local_world_size=self.ranks, host=HOST, pid=100 + rank,
-            argv=["train.py"], python="3.12.3", torch="2.13.0", device="cpu", threads=2, cpus=2 * self.ranks, wall_ns=0,
-            monotonic_ns=0,
-        )  # fmt: skip
-        model_fields: dict[str, Any] = dict(
-            class_name="ViT", parameters=86_000_000, trainable_parameters=86_000_000, strategy=strategy,
-            dtype="float32", compiled=False, autocast="none", bucket_cap_mb=25.0 if self.ranks > 1 else None,
-        )  # fmt: skip
-        loader_fields: dict[str, Any] = dict(
-            workers=0, batch_size=32, prefetch_factor=None, persistent_workers=False, pin_memory=False,
-            dataset="Pictures", sampler=None,
-        )  # fmt: skip
-        optimizer_fields: dict[str, Any] = dict(class_name="AdamW", groups=1, fused=None, foreach=None)
+        rank_fields: dict[str, Any] = {
+            "rank": rank, "world_size": self.ranks, "local_rank": rank, "local_world_size": self.ranks, "host": HOST,
+            "pid": 100 + rank, "argv": ["train.py"], "python": "3.12.3", "torch": "2.13.0", "device": "cpu",
+            "threads": 2, "cpus": 2 * self.ranks, "wall_ns": 0, "monotonic_ns": 0,
+        }  # fmt: skip
+        model_fields: dict[str, Any] = {
+            "class_name": "ViT", "parameters": 86_000_000, "trainable_parameters": 86_000_000, "strategy": strategy,
+            "dtype": "float32", "compiled": False, "autocast": "none",
+            "bucket_cap_mb": 25.0 if self.ranks > 1 else None,
+        }  # fmt: skip
+        loader_fields: dict[str, Any] = {
+            "workers": 0, "batch_size": 32, "prefetch_factor": None, "persistent_workers": False, "pin_memory": False,
+            "dataset": "Pictures", "sampler": None,
+        }  # fmt: skip
+        optimizer_fields: dict[str, Any] = {"class_name": "AdamW", "groups": 1, "fused": None, "foreach": None}
         return HookedRank(
             rank=lines.RankLine(**{**rank_fields, **self.rank_fields}),
             model=lines.ModelLine(**{**model_fields, **self.model_fields}),

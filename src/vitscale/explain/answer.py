@@ -57,8 +57,7 @@ class ExplainAnswer:
         gain = cause.gain_of(parts.mean_step_seconds)
         if share is None or gain is None:
             return f"; it {cause.clause} (by how much that slows it down is not known)"
-        of_what = "of all time" if cause.kind in ("evaluation", "checkpoint", "pause") else "of it"
-        return f"; {percent(share)} {of_what} {cause.clause}: up to {number(gain, 2)}x faster without"
+        return f"; {percent(share)} of it {cause.clause}: up to {number(gain, 2)}x faster without"
 
 
 def explain_ranks(records: Sequence[HookedRank], traces: Path | None = None) -> ExplainAnswer:
@@ -87,11 +86,10 @@ def explain_ranks(records: Sequence[HookedRank], traces: Path | None = None) -> 
 
 
 def _pace(parts: JobParts) -> str:
-    """Return "0.412 s a step, 155 images/s on 2 ranks"."""
+    """Return "412 ms a step, 155 images/s on 2 ranks"; a step has its share of rare work."""
     rate = parts.images_per_second
     images = "images/s unavailable" if rate is None else f"{number(rate.value)} images/s"
-    without_breaks = " between breaks" if any(work.is_break for work in parts.rare) else ""
-    return f"{seconds(parts.step.value)} a step, {images} on {counted(parts.world_size, 'rank')}{without_breaks}"
+    return f"{seconds(parts.mean_step_seconds)} a step, {images} on {counted(parts.world_size, 'rank')}"
 
 
 def _without_cause(parts: JobParts) -> str:

@@ -66,7 +66,7 @@ class JobParts:
     timed_steps: int
     """Number of steps that `step` is the mean of."""
     images_per_second: Estimate | None
-    """Images of all ranks per second of usual steps; None: unavailable."""
+    """Images of all ranks per second of mean steps; None: unavailable."""
     ranks: tuple[RankStepParts, ...]
     """One for each rank; empty where the parts are unavailable."""
     rare: tuple[RareWork, ...]
@@ -80,7 +80,7 @@ class JobParts:
     @property
     def mean_step_seconds(self) -> float:
         """Seconds of the usual step and what rare work adds to it."""
-        return self.step.value + math.fsum(work.seconds_per_step or 0.0 for work in self.rare)
+        return _mean_step_seconds(self.step, self.rare)
 
     @property
     def on_gpu(self) -> bool:
@@ -137,7 +137,7 @@ def job_parts(records: Sequence[HookedRank], traces: Path | None) -> JobParts | 
         table=table,
         step=step,
         timed_steps=len(steady.numbers),
-        images_per_second=_images_per_second(steady, step, world_size(records)),
+        images_per_second=_images_per_second(steady, step, usual.rare, world_size(records)),
         ranks=_rank_parts(table, of_ranks, step.value) if has_parts else (),
         rare=usual.rare,
         notes=tuple(notes),
@@ -150,12 +150,25 @@ def _compiles(records: Sequence[HookedRank]) -> bool:
     return any(record.model is not None and record.model.compiled for record in records)
 
 
-def _images_per_second(table: StepTable, step: Estimate, ranks: int) -> Estimate | None:
-    """Return the images of all ranks per second; None where a batch of any rank is unknown."""
+def _images_per_second(table: StepTable, step: Estimate, rare: Sequence[RareWork], ranks: int) -> Estimate | None:
+    """Return the images of all ranks per second; None where a batch of any rank is unknown.
+
+    Args:
+        table: the steps.
+        step: seconds of the usual step.
+        rare: what makes the mean step longer.
+        ranks: number of ranks of the job.
+    """
     has_all_ranks = len(table.ranks) == ranks
     if not has_all_ranks or bool(np.isnan(table.images).any()):
         return None
-    return step.into(float(table.images.sum(axis=0).mean()))
+    mean_step = step.times(_mean_step_seconds(step, rare) / step.value)
+    return mean_step.into(float(table.images.sum(axis=0).mean()))
+
+
+def _mean_step_seconds(step: Estimate, rare: Sequence[RareWork]) -> float:
+    """Return the seconds of the usual step and what rare work adds to it; rare work that was seen once adds nothing."""
+    return step.value + math.fsum(work.seconds_per_step or 0.0 for work in rare)
 
 
 def _unavailable_parts(table: StepTable) -> dict[str, str]:

@@ -29,7 +29,7 @@ WORK_WORDS: dict[WorkPart, str] = {
     "backward": "backward",
     "optimizer": "the optimizer",
     "launch_gaps": "launch gaps",
-    "other": "its own code between these",
+    "other": "own code outside of the passes",
 }
 
 
@@ -191,7 +191,7 @@ def _slow_rank_cause(
     )
     return Cause(
         kind="slow-rank",
-        clause=f"waits for rank {rank}, slower in {WORK_WORDS[part]}",
+        clause=f"is rank {rank} being slower in {WORK_WORDS[part]}",
         evidence=evidence,
         change=_change_for(part, rank, record.rank.host, has_line=code is not None),
         cost=excess,

@@ -22,7 +22,7 @@ _CLAUSES: dict[CauseKind, str] = {
     "pause": "is pauses between steps",
     "loader-restarts": "is the loader starting again",
     "slow-fetches": "is slow fetches now and then",
-    "periodic-work": "is work done every few steps, such as logging",
+    "periodic-work": "is work done now and then, such as logging",
 }
 
 
@@ -48,11 +48,11 @@ def _cause(work: RareWork, cost_seconds: float, parts: JobParts) -> Cause:
     line = str(code) if code is not None else work.code
     where = f", most of it at {line}" if line is not None else ""
     is_of_some_ranks = len(work.ranks) < len(parts.records)
-    who = f" on {_rank_names(work.ranks)}, while the others wait" if is_of_some_ranks else ""
-    evidence = f"{rare_text(work, parts)}{who}{where}"
+    who = f"; only {_rank_names(work.ranks)} does it, and the others wait" if is_of_some_ranks else ""
+    evidence = f"{rare_text(work, parts)}{where}{who}"
     return Cause(
         kind,
-        _CLAUSES[kind],
+        _clause(kind, work),
         evidence,
         _change(kind, work, parts),
         cost,
@@ -61,6 +61,13 @@ def _cause(work: RareWork, cost_seconds: float, parts: JobParts) -> Cause:
         ranks=work.ranks if is_of_some_ranks else (),
         code=code,
     )
+
+
+def _clause(kind: CauseKind, work: RareWork) -> str:
+    """Return what the work does to the step: "is evaluation (every 50 steps)"."""
+    if work.every is None:
+        return _CLAUSES[kind]
+    return f"{_CLAUSES[kind]} (every {counted(round(work.every), 'step')})"
 
 
 def cause_kind(work: RareWork, parts: JobParts) -> CauseKind:
@@ -89,7 +96,9 @@ def rare_text(work: RareWork, parts: JobParts) -> str:
     }[kind]
     took = f"{subject} takes {seconds(work.seconds)}"
     if work.every is not None and work.seconds_per_step is not None:
-        return f"{took} every {counted(round(work.every), 'step')}, which adds {seconds(work.seconds_per_step)} to each"
+        return (
+            f"{took} every {counted(round(work.every), 'step')}, which adds {seconds(work.seconds_per_step)} to a step"
+        )
     if work.seconds_per_step is not None:
         return f"{took}, {work.times} times at unequal distances, which adds {seconds(work.seconds_per_step)} to a step"
     return f"{took}; it was seen once (at step {work.after_steps[0]:,}), so that how often it comes is not known"
@@ -104,7 +113,9 @@ def _part_words(work: RareWork) -> str:
 
 
 def _rank_names(ranks: tuple[int, ...]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed(ranks, most=4)}"
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"each of ranks {listed(ranks, most=4)}"
 
 
 def _change(kind: CauseKind, work: RareWork, parts: JobParts) -> str:

@@ -1,8 +1,8 @@
 """Finds work that is done once in several steps: evaluation, checkpoints, logging, pauses.
 
-Between two steps it is a break, which the hook records. Inside a step it makes a part longer in a few steps: it is taken
-out of these, so that what is left is the usual step. What it costs is spread over the steps from one time to the next;
-of work that was seen once this is unknown.
+Between two steps it is a break, which the hook records. Inside a step it makes a part longer in a few steps: it is
+taken out of these, so that what is left is the usual step. What it costs is spread over the steps from one time to the
+next; of work that was seen once this is unknown.
 """
 
 from __future__ import annotations

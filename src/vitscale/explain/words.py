@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +31,11 @@ PART_NAMES: Mapping[StepPart, str] = {
 }
 _MOST_SHOWN_CAUSES = 2
 """Causes that stand on the first screen; the others are folded."""
-_LEAST_SHOWN_SHARE = 0.005
-"""Share of the step below which a part has no row."""
+_MOST_ROWS = 7
+_ROWS_BESIDE_TWO_CAUSES = 5
+"""Rows of the table on the first screen, which has 25 lines."""
+_LEAST_SHOWN_SHARE = 0.02
+"""Share of the step below which a part has no row of its own, and a rank is not clearly the slowest."""
 _MOST_FILES = 3
 
 
@@ -53,7 +57,8 @@ def answer_document(answer: ExplainAnswer, session: SessionFacts) -> doc.Documen
     """Return the answer as a document; what few readers need is folded."""
     blocks: list[doc.Block] = [doc.Paragraph(f"{_capitalised(answer.summary)}.", "strong")]
     if answer.parts is not None and answer.parts.ranks:
-        blocks.append(parts_table(answer.parts))
+        has_two_causes = len(answer.causes) >= _MOST_SHOWN_CAUSES
+        blocks.append(parts_table(answer.parts, _ROWS_BESIDE_TWO_CAUSES if has_two_causes else _MOST_ROWS))
     step_seconds = answer.parts.mean_step_seconds if answer.parts is not None else 0.0
     findings = [cause_finding(cause, step_seconds) for cause in answer.causes]
     blocks += [*session.findings, *findings[:_MOST_SHOWN_CAUSES]]
@@ -68,22 +73,57 @@ def _capitalised(sentence: str) -> str:
     return sentence[:1].upper() + sentence[1:]
 
 
-def parts_table(parts: JobParts) -> doc.Table:
-    """Return the table of where the time goes: a row for each part of the mean step, the largest first."""
+def parts_table(parts: JobParts, most_rows: int = _MOST_ROWS) -> doc.Table:
+    """Return the table of where the time goes: a row for each large part of the mean step, the largest first.
+
+    Args:
+        parts: the job.
+        most_rows: rows; the smallest parts share the last one.
+    """
     mean_step = parts.mean_step_seconds
-    slowest = parts.slowest_rank
+    slowest = _clearly_slowest(parts)
     unit = time_unit([mean_step])
-    columns = [doc.Column("part", words=True), doc.Column("share"), doc.Column("mean rank", unit.sign)]
+    columns = [doc.Column("part", words=True), doc.Column("share"), doc.Column(unit.sign)]
+    title = "Where the time of a mean step goes"
+    if len(parts.ranks) > 1:
+        title += f", mean of {len(parts.ranks)} ranks"
     if slowest is not None:
-        columns.append(doc.Column(f"rank {slowest.rank}, the slowest", unit.sign))
-    rows: list[_PartRow] = [*_step_rows(parts, slowest), *(_rare_row(work, parts) for work in parts.rare)]
-    shown = [row for row in rows if row.mean_seconds is not None and row.mean_seconds >= _LEAST_SHOWN_SHARE * mean_step]
-    shown.sort(key=lambda row: row.mean_seconds or 0.0, reverse=True)
+        columns.append(doc.Column("slowest"))
+        title += f" and rank {slowest.rank}, the slowest"
+    all_rows = [*_step_rows(parts, slowest), *(_rare_row(work, parts) for work in parts.rare)]
+    known_rows = sorted((row for row in all_rows if row.mean_seconds), key=lambda row: -row.mean_seconds)
     cells = []
-    for row in shown:
-        share = percent((row.mean_seconds or 0.0) / mean_step)
-        cells.append([row.name, share, unit.text(row.mean_seconds), unit.text(row.slowest_seconds)][: len(columns)])
-    return doc.table(columns, cells, title="Where the time of a mean step goes", always=["part", "share"])
+    for row in _with_rest(known_rows, mean_step, most_rows):
+        texts = [row.name, percent(row.mean_seconds / mean_step), unit.text(row.mean_seconds)]
+        cells.append(texts if slowest is None else [*texts, unit.text(row.slowest_seconds)])
+    return doc.table(columns, cells, title=title, always=["part", "share"])
+
+
+def _clearly_slowest(parts: JobParts) -> RankStepParts | None:
+    """Return the rank with most work of its own; None where ranks are much alike, or cannot be compared."""
+    slowest = parts.slowest_rank
+    if slowest is None:
+        return None
+    mean_own = math.fsum(rank.own_seconds for rank in parts.ranks) / len(parts.ranks)
+    return slowest if slowest.own_seconds - mean_own > _LEAST_SHOWN_SHARE * parts.step.value else None
+
+
+def _with_rest(rows: Sequence[_PartRow], mean_step: float, most_rows: int) -> list[_PartRow]:
+    """Return the rows of large parts, and one for all others together.
+
+    Args:
+        rows: the largest first.
+        mean_step: seconds of the step.
+        most_rows: rows that are returned at most.
+    """
+    large = [row for row in rows if row.mean_seconds >= _LEAST_SHOWN_SHARE * mean_step]
+    shown = large if len(rows) <= most_rows and len(large) == len(rows) else large[: most_rows - 1]
+    hidden = rows[len(shown) :]
+    if not hidden:
+        return shown
+    slowest = [row.slowest_seconds for row in hidden if row.slowest_seconds is not None]
+    rest = _PartRow("the rest", math.fsum(row.mean_seconds for row in hidden), math.fsum(slowest))
+    return [*shown, rest]
 
 
 @dataclass(frozen=True)
@@ -91,7 +131,8 @@ class _PartRow:
     """One row of the table."""
 
     name: str
-    mean_seconds: float | None
+    mean_seconds: float
+    """0 where it is unknown: then it has no row."""
     slowest_seconds: float | None
 
 
@@ -103,7 +144,7 @@ def _step_rows(parts: JobParts, slowest: RankStepParts | None) -> list[_PartRow]
         name = PART_NAMES[part]
         if part == "backward" and parts.table.mixed_reason:
             name = "backward, with communication"
-        rows.append(_PartRow(name, mean_rank[part], None if slowest is None else slowest.parts[part]))
+        rows.append(_PartRow(name, mean_rank[part] or 0.0, None if slowest is None else slowest.parts[part]))
     return rows
 
 
@@ -120,7 +161,7 @@ def _rare_row(work: RareWork, parts: JobParts) -> _PartRow:
     name = names[cause_kind(work, parts)]
     if work.every is not None:
         name = f"{name}, every {counted(round(work.every), 'step')}"
-    return _PartRow(name, work.seconds_per_step, work.seconds_per_step)
+    return _PartRow(name, work.seconds_per_step or 0.0, work.seconds_per_step)
 
 
 def cause_finding(cause: Cause, step_seconds: float) -> doc.Finding:
@@ -131,7 +172,7 @@ def cause_finding(cause: Cause, step_seconds: float) -> doc.Finding:
         step_seconds: the mean step.
     """
     gain = cause.gain_of(step_seconds)
-    bound = f" Without it: up to {number(gain, 3)}x faster" if gain is not None else ""
+    bound = f" Without it: up to {number(gain, 2)}x faster" if gain is not None else ""
     about = doc.About(ranks=cause.ranks, hosts=cause.hosts)
     return doc.Finding(cause.kind, "warning", f"{cause.evidence}.{bound}", cause.change, about)
 
@@ -151,8 +192,8 @@ def _folded_sections(
     sections: list[tuple[str, Sequence[doc.Block]]] = [
         ("more causes", more_findings),
         ("each rank", _rank_blocks(answer.parts)),
-        ("what could not be seen", [doc.Bullets(tuple(unseen))] if unseen else []),
-        ("how it was measured", _method_blocks(answer.parts, session)),
+        ("unseen", [doc.Bullets(tuple(unseen))] if unseen else []),
+        ("method", _method_blocks(answer.parts, session)),
     ]
     if len(session.files_written) > _MOST_FILES:
         sections.append(("files that the program wrote", [doc.Bullets(session.files_written)]))

@@ -112,8 +112,7 @@ def job_parts(records: Sequence[HookedRank], traces: Path | None) -> JobParts | 
         return None
     start_up = start_up_steps(read.table.mean_seconds, compiles=_compiles(records))
     steady = read.table.selected(read.table.numbers >= read.table.numbers[start_up.steps])
-    record_by_rank = {record.rank.rank: record for record in records}
-    of_ranks = tuple(record_by_rank[rank] for rank in steady.ranks)
+    of_ranks = read.records
     usual = usual_steps(steady, of_ranks)
     notes = [start_up.reason, *read.notes]
     step = step_interval(usual.table.mean_seconds)

@@ -124,6 +124,8 @@ class ReadSteps(NamedTuple):
     """The steps of all ranks, and what was left out."""
 
     table: StepTable
+    records: tuple[HookedRank, ...]
+    """The record of each rank, in the order of the table's ranks."""
     notes: tuple[str, ...]
     """A sentence for each reason for which steps or files were left out."""
 
@@ -144,7 +146,8 @@ def read_steps(records: Sequence[HookedRank]) -> ReadSteps:
     numbers = _common_numbers(steps_by_rank.values())
     rows = [[steps[number] for number in numbers] for steps in steps_by_rank.values()]
     ranks = tuple(steps_by_rank)
-    return ReadSteps(_table(ranks, numbers, rows, [record_by_rank[rank] for rank in ranks]), tuple(notes))
+    used_records = tuple(record_by_rank[rank] for rank in ranks)
+    return ReadSteps(_table(ranks, numbers, rows, used_records), used_records, tuple(notes))
 
 
 def world_size(records: Iterable[HookedRank]) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitscale.explain.rank_record import HookedRank
+from vitscale.explanation.rank_record import HookedRank
 from vitscale.hook import lines
 
 Seconds = Callable[[int, int], float]

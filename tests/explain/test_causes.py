@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from hooked_factory import HOST, Seconds, SimulatedJob, samples
-from vitscale.explain.answer import ExplainAnswer, explain_ranks
-from vitscale.explain.cause import Cause
+from vitscale.explanation.answer import ExplainAnswer, explain_ranks
+from vitscale.explanation.cause import Cause
 from vitscale.hook import lines
 
 pytestmark = pytest.mark.computing

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from hooked_factory import SimulatedJob
-from vitscale.explain.answer import explain_ranks
-from vitscale.explain.parts import JobParts, StepPart, job_parts
-from vitscale.explain.rank_record import HookedRank
-from vitscale.explain.start_up_steps import start_up_steps
-from vitscale.explain.step_table import read_steps
-from vitscale.explain.words import SessionFacts, answer_document, answer_fields
+from vitscale.explanation.answer import explain_ranks
+from vitscale.explanation.parts import JobParts, StepPart, job_parts
+from vitscale.explanation.rank_record import HookedRank
+from vitscale.explanation.start_up_steps import start_up_steps
+from vitscale.explanation.step_table import read_steps
+from vitscale.explanation.words import SessionFacts, answer_document, answer_fields
 from vitscale.hook import lines
 from vitscale.present.terminal import lines as terminal_lines
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hooked_factory import SimulatedJob, samples
-from vitscale.explain.answer import ExplainAnswer, explain_ranks
-from vitscale.explain.words import SessionFacts, answer_document, answer_fields
+from vitscale.explanation.answer import ExplainAnswer, explain_ranks
+from vitscale.explanation.words import SessionFacts, answer_document, answer_fields
 from vitscale.present.data import nonfinite_as_null
 from vitscale.present.terminal import lines as terminal_lines
 

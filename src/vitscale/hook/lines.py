@@ -26,16 +26,25 @@ HOOK_FOLDER = "hook"
 PLAN_FILE = "plan.json"
 SETTINGS_FILE = "settings.json"
 
-STRATEGIES = ("none", "DDP", "FSDP", "FSDP2", "DeepSpeed ZeRO-0", "DeepSpeed ZeRO-1", "DeepSpeed ZeRO-2", "DeepSpeed ZeRO-3")
+STRATEGIES = (
+    "none",
+    "DDP",
+    "FSDP",
+    "FSDP2",
+    "DeepSpeed ZeRO-0",
+    "DeepSpeed ZeRO-1",
+    "DeepSpeed ZeRO-2",
+    "DeepSpeed ZeRO-3",
+)
 PARTS = ("data", "forward", "backward", "optimizer", "other")
 """Parts of a step, whose seconds add up to the step's."""
 SAMPLED_PARTS = (*PARTS, "break")
 BREAK_KINDS = ("evaluation", "checkpoint", "other")
 
-_Record = TypeVar("_Record", bound="Record")
+_Record = TypeVar("_Record", bound="HookRecord")
 
 
-class Record:
+class HookRecord:
     """A dataclass with fields of JSON's simple types, which turns into a dict and back."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,7 +68,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class HookSettings(Record):
+class HookSettings(HookRecord):
     """What the driver decides before the command starts (`settings.json`)."""
 
     results: str
@@ -71,7 +80,7 @@ class HookSettings(Record):
 
 
 @dataclass(frozen=True)
-class Plan(Record):
+class HookPlan(HookRecord):
     """What the driver asks of all ranks (`plan.json`, replaced atomically); step numbers begin at 1."""
 
     profile_from: int | None = None
@@ -82,7 +91,7 @@ class Plan(Record):
 
 
 @dataclass(frozen=True)
-class Line(Record):
+class Line(HookRecord):
     """One line of a rank's file."""
 
     type: ClassVar[str]
@@ -119,7 +128,7 @@ class RankLine(Line):
 
 @dataclass(frozen=True)
 class ModelLine(Line):
-    """The trained model: its outermost module that is called with gradients. Written again if another one takes over."""
+    """The trained model: its outermost module that is called. The last such line counts."""
 
     type: ClassVar[str] = "model"
     class_name: str
@@ -140,7 +149,7 @@ class ModelLine(Line):
 
 @dataclass(frozen=True)
 class LoaderLine(Line):
-    """The training loader. Written again if another one takes over."""
+    """The training loader. The last such line counts."""
 
     type: ClassVar[str] = "loader"
     workers: int
@@ -212,7 +221,7 @@ class BreakLine(Line):
 
 
 @dataclass(frozen=True)
-class SampleRow(Record):
+class SampleRow(HookRecord):
     """Samples of one part whose innermost frame of the user's code is this line."""
 
     file: str

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from vitscale.explain.cause import Cause, CauseKind, is_worth_naming, part_cost, saving_without
-from vitscale.explain.code_lines import top_line
-from vitscale.explain.intervals import step_interval
-from vitscale.explain.parts import JobParts, transfer_by_step
-from vitscale.explain.rank_record import HookedRank
-from vitscale.explain.step_table import StepTable, WorkPart
+from vitscale.explanation.cause import Cause, CauseKind, is_worth_naming, part_cost, saving_without
+from vitscale.explanation.code_lines import top_line
+from vitscale.explanation.intervals import step_interval
+from vitscale.explanation.parts import JobParts, transfer_by_step
+from vitscale.explanation.rank_record import HookedRank
+from vitscale.explanation.step_table import StepTable, WorkPart
 from vitscale.present.estimate import Estimate
 from vitscale.present.units import counted, seconds, size
 

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitscale.base.arrays import BoolArray, FloatArray
-from vitscale.explain.rank_record import HookedRank
+from vitscale.explanation.rank_record import HookedRank
 from vitscale.hook import lines
 from vitscale.present.units import counted
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from vitscale.base.arrays import FloatArray
-from vitscale.explain.cause import Cause, is_worth_naming, saving_without
-from vitscale.explain.code_lines import line_of_slow_rank
-from vitscale.explain.intervals import is_above_zero, step_interval
-from vitscale.explain.parts import JobParts
-from vitscale.explain.step_table import WORK_PARTS, StepTable, WorkPart
+from vitscale.explanation.cause import Cause, is_worth_naming, saving_without
+from vitscale.explanation.code_lines import line_of_slow_rank
+from vitscale.explanation.intervals import is_above_zero, step_interval
+from vitscale.explanation.parts import JobParts
+from vitscale.explanation.step_table import WORK_PARTS, StepTable, WorkPart
 from vitscale.present.estimate import Estimate
 from vitscale.present.units import percent, seconds
 

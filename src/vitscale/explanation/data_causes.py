@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitscale.explain.cause import Cause, is_worth_naming, part_cost, saving_without
-from vitscale.explain.code_lines import top_line
-from vitscale.explain.parts import JobParts
-from vitscale.explain.rank_record import HookedRank
-from vitscale.explain.step_table import StepTable
+from vitscale.explanation.cause import Cause, is_worth_naming, part_cost, saving_without
+from vitscale.explanation.code_lines import top_line
+from vitscale.explanation.parts import JobParts
+from vitscale.explanation.rank_record import HookedRank
+from vitscale.explanation.step_table import StepTable
 from vitscale.present.estimate import Estimate
 from vitscale.present.units import counted, percent, seconds
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import NamedTuple
 
-from vitscale.explain.rank_record import HookedRank
+from vitscale.explanation.rank_record import HookedRank
 
 _LEAST_SHARE = 0.3
 """Share of a part's samples that a line must have to be named."""

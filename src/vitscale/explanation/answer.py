@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitscale.analysis.runs.compute import Peak, peak
-from vitscale.explain.cause import Cause
-from vitscale.explain.causes import find_causes
-from vitscale.explain.parts import JobParts, job_parts
-from vitscale.explain.rank_record import HookedRank
-from vitscale.explain.rare_causes import rare_text
+from vitscale.explanation.cause import Cause
+from vitscale.explanation.causes import find_causes
+from vitscale.explanation.parts import JobParts, job_parts
+from vitscale.explanation.rank_record import HookedRank
+from vitscale.explanation.rare_causes import rare_text
 from vitscale.present.units import counted, number, percent, seconds
 
 _NOTICEABLE_SHARE = 0.05

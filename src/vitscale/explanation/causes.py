@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vitscale.explain.cause import Cause
-from vitscale.explain.data_causes import data_causes
-from vitscale.explain.parts import JobParts
-from vitscale.explain.rank_causes import jitter_seconds, rank_causes
-from vitscale.explain.rare_causes import rare_causes
-from vitscale.explain.step_causes import communication_cause, part_causes, thread_cause
+from vitscale.explanation.cause import Cause
+from vitscale.explanation.data_causes import data_causes
+from vitscale.explanation.parts import JobParts
+from vitscale.explanation.rank_causes import jitter_seconds, rank_causes
+from vitscale.explanation.rare_causes import rare_causes
+from vitscale.explanation.step_causes import communication_cause, part_causes, thread_cause
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitscale.explain.answer import ExplainAnswer
-from vitscale.explain.cause import Cause
-from vitscale.explain.parts import STEP_PARTS, JobParts, RankStepParts, StepPart
-from vitscale.explain.rare_causes import cause_kind
-from vitscale.explain.rare_work import RareWork
+from vitscale.explanation.answer import ExplainAnswer
+from vitscale.explanation.cause import Cause
+from vitscale.explanation.parts import STEP_PARTS, JobParts, RankStepParts, StepPart
+from vitscale.explanation.rare_causes import cause_kind
+from vitscale.explanation.rare_work import RareWork
 from vitscale.present import document as doc
 from vitscale.present.data import estimate_fields, finding_fields
 from vitscale.present.units import counted, listed, number, percent, seconds, time_unit

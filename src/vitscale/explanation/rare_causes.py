@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from vitscale.explain.cause import LEAST_SHARE, Cause, CauseKind
-from vitscale.explain.code_lines import top_line
-from vitscale.explain.parts import JobParts
-from vitscale.explain.rank_causes import WORK_WORDS
-from vitscale.explain.rare_work import RareWork
-from vitscale.explain.step_table import WORK_PARTS
+from vitscale.explanation.cause import LEAST_SHARE, Cause, CauseKind
+from vitscale.explanation.code_lines import top_line
+from vitscale.explanation.parts import JobParts
+from vitscale.explanation.rank_causes import WORK_WORDS
+from vitscale.explanation.rare_work import RareWork
+from vitscale.explanation.step_table import WORK_PARTS
 from vitscale.present.estimate import Estimate
 from vitscale.present.units import counted, listed, seconds
 

@@ -17,8 +17,8 @@ from vitscale.analysis.time.exposure import exposures, step_parts, unprofiled
 from vitscale.base.arrays import FloatArray
 from vitscale.base.time_spans import length
 from vitscale.errors import VitscaleError
-from vitscale.explain.rank_record import HookedRank
-from vitscale.explain.step_table import StepTable, WorkPart, world_size
+from vitscale.explanation.rank_record import HookedRank
+from vitscale.explanation.step_table import StepTable, WorkPart, world_size
 from vitscale.importers import traces
 from vitscale.present.units import counted
 from vitscale.profiles.trace_figures import UNTOLD

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from vitscale.base.arrays import BoolArray, FloatArray
-from vitscale.explain.rank_record import HookedRank
-from vitscale.explain.step_table import WORK_PARTS, StepTable, WorkPart
+from vitscale.explanation.rank_record import HookedRank
+from vitscale.explanation.step_table import WORK_PARTS, StepTable, WorkPart
 from vitscale.hook import lines
 
 _LEAST_SHARE_OF_STEP = 0.1

@@ -13,9 +13,9 @@ from typing import Literal
 import numpy as np
 
 from vitscale.base.arrays import FloatArray
-from vitscale.explain.code_lines import CodeLine
-from vitscale.explain.intervals import step_interval
-from vitscale.explain.step_table import StepTable, WorkPart
+from vitscale.explanation.code_lines import CodeLine
+from vitscale.explanation.intervals import step_interval
+from vitscale.explanation.step_table import StepTable, WorkPart
 from vitscale.present.estimate import Estimate
 
 CauseKind = Literal[

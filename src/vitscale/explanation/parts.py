@@ -21,12 +21,12 @@ from typing import Literal, get_args
 import numpy as np
 
 from vitscale.base.arrays import FloatArray
-from vitscale.explain.intervals import step_interval
-from vitscale.explain.rank_record import HookedRank
-from vitscale.explain.rare_work import RareWork, usual_steps
-from vitscale.explain.start_up_steps import start_up_steps
-from vitscale.explain.step_table import WORK_PARTS, StepTable, WorkPart, read_steps, world_size
-from vitscale.explain.traced_steps import traced_steps
+from vitscale.explanation.intervals import step_interval
+from vitscale.explanation.rank_record import HookedRank
+from vitscale.explanation.rare_work import RareWork, usual_steps
+from vitscale.explanation.start_up_steps import start_up_steps
+from vitscale.explanation.step_table import WORK_PARTS, StepTable, WorkPart, read_steps, world_size
+from vitscale.explanation.traced_steps import traced_steps
 from vitscale.present.estimate import Estimate
 
 StepPart = Literal[WorkPart, "wait", "transfer", "exchange"]

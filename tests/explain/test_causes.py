@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from hooked_factory import HOST, Seconds, SimulatedJob, samples
 from vitscale.explanation.answer import ExplainAnswer, explain_ranks
-from vitscale.explanation.cause import Cause
+from vitscale.explanation.cause import SlowCause
 from vitscale.hook import lines
 
 pytestmark = pytest.mark.computing
@@ -67,7 +68,7 @@ def explained(job: SimulatedJob) -> ExplainAnswer:
     return explain_ranks(job.records())
 
 
-def first_cause(job: SimulatedJob) -> Cause:
+def first_cause(job: SimulatedJob) -> SlowCause:
     return explained(job).causes[0]
 
 
@@ -231,3 +232,28 @@ def test_profiled_and_tried_steps_are_not_timed() -> None:
     tried = slowed(lambda step: replace(step, seconds=9.0, tried="no exchange"))
     assert profiled == pytest.approx(usual, rel=0.03)
     assert tried == pytest.approx(usual, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("text", "device", "is_said"),
+    [
+        ("    total += loss.item()", "NVIDIA H100 80GB HBM3", True),
+        ("    log(float(loss))", "NVIDIA H100 80GB HBM3", True),
+        ("    total += count", "NVIDIA H100 80GB HBM3", False),
+        ("    total += loss.item()", "cpu", False),
+    ],
+)
+def test_a_line_that_reads_a_tensor_is_said_on_a_gpu(text: str, device: str, is_said: bool, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"for batch in loader:\n{text}\n")
+    rows = samples("other", [(str(script), 2, "main", 70)], of_all=100)
+    answer = explained(SimulatedJob(rank_fields={"device": device}, samples={0: [rows], 1: [rows]}))
+    assert any("train.py:2 in main reads a tensor's value" in sentence for sentence in answer.seen) == is_said
+
+
+@pytest.mark.parametrize("file", ["/dev/zero.py", "/", "missing.py", "a\0b.py", "/etc/passwd"])
+@pytest.mark.parametrize("line", [-1, 0, 10**30])
+def test_a_sampled_line_may_be_of_any_file(file: str, line: int) -> None:
+    rows = samples("other", [(file, line, "main", 70)], of_all=100)
+    answer = explained(SimulatedJob(rank_fields={"device": "a GPU"}, samples={0: [rows], 1: [rows]}))
+    assert not any("reads a tensor's value" in sentence for sentence in answer.seen)

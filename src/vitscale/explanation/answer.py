@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitscale.analysis.runs.compute import Peak, peak
-from vitscale.explanation.cause import Cause
+from vitscale.explanation.cause import SlowCause
 from vitscale.explanation.causes import find_causes
+from vitscale.explanation.host_waits import waiting_line
 from vitscale.explanation.parts import JobParts, job_parts
 from vitscale.explanation.rank_record import HookedRank
 from vitscale.explanation.rare_causes import rare_text
@@ -32,7 +33,7 @@ class ExplainAnswer:
     records: tuple[HookedRank, ...]
     parts: JobParts | None
     """None where no step was seen on all ranks."""
-    causes: tuple[Cause, ...]
+    causes: tuple[SlowCause, ...]
     """The costliest first; empty where nothing stands out, or nothing was seen."""
     seen: tuple[str, ...]
     """Sentences on what is odd, though it is no cause by itself."""
@@ -79,7 +80,12 @@ def explain_ranks(records: Sequence[HookedRank], traces: Path | None = None) -> 
         records=tuple(records),
         parts=parts,
         causes=found.causes,
-        seen=(*_few_steps(parts), *_rare_sentences(parts, found.causes), *_turns(parts, found.jitter_seconds)),
+        seen=(
+            *_few_steps(parts),
+            *_rare_sentences(parts, found.causes),
+            *_turns(parts, found.jitter_seconds),
+            *_host_waits(parts),
+        ),
         tries=(*_bf16(parts), *_more_threads(parts)),
         unavailable=unavailable,
     )
@@ -110,10 +116,10 @@ def _few_steps(parts: JobParts) -> list[str]:
     ]
 
 
-def _rare_sentences(parts: JobParts, causes: Sequence[Cause]) -> list[str]:
+def _rare_sentences(parts: JobParts, causes: Sequence[SlowCause]) -> list[str]:
     """Return a sentence for each rare work that is no cause: it takes little, or was seen once."""
-    named = {cause.cost.value for cause in causes if cause.cost is not None}
-    return [rare_text(work, parts) for work in parts.rare if work.seconds_per_step not in named]
+    cause_seconds = {cause.cost.value for cause in causes if cause.cost is not None}
+    return [rare_text(work, parts) for work in parts.rare if work.seconds_per_step not in cause_seconds]
 
 
 def _turns(parts: JobParts, jitter_seconds: float | None) -> list[str]:
@@ -124,16 +130,28 @@ def _turns(parts: JobParts, jitter_seconds: float | None) -> list[str]:
     return [f"Ranks take turns at being the slowest: waiting for that takes {share} of a step on average"]
 
 
+def _host_waits(parts: JobParts) -> list[str]:
+    """Return a sentence on the line that reads a tensor's value; none on a CPU, where this costs nothing."""
+    line = waiting_line(parts.records) if parts.on_gpu else None
+    if line is None:
+        return []
+    return [f"{line} reads a tensor's value, so that the host waits for the device: do it only where it is logged"]
+
+
 def _bf16(parts: JobParts) -> list[str]:
     """Return that bf16 may be tried, where a GPU trains in fp32 and has much faster units for bf16."""
     record = parts.records[0]
     model = record.model
-    if model is None or model.dtype != "float32" or model.autocast != "none" or record.rank.device == "cpu":
+    if model is None or record.rank.device == "cpu":
+        return []
+    trains_in_fp32 = model.dtype == "float32" and model.autocast == "none"
+    if not trains_in_fp32:
         return []
     bf16_peak = peak("cuda", record.rank.device, "bf16")
     fp32_peak = peak("cuda", record.rank.device, "fp32")
-    is_listed = isinstance(bf16_peak, Peak) and isinstance(fp32_peak, Peak)
-    if not is_listed or bf16_peak.flops_per_second < _FAST_BF16_FACTOR * fp32_peak.flops_per_second:
+    if not isinstance(bf16_peak, Peak) or not isinstance(fp32_peak, Peak):
+        return []
+    if bf16_peak.flops_per_second < _FAST_BF16_FACTOR * fp32_peak.flops_per_second:
         return []
     return ['It trains in fp32: try torch.autocast("cuda", torch.bfloat16), and compare the loss, which it changes']
 

@@ -15,7 +15,7 @@ import numpy as np
 from vitscale.base.arrays import FloatArray
 from vitscale.explanation.code_lines import CodeLine
 from vitscale.explanation.intervals import step_interval
-from vitscale.explanation.step_table import StepTable, WorkPart
+from vitscale.explanation.step_table import JobStepTimes, WorkPart, summed
 from vitscale.present.estimate import Estimate
 
 CauseKind = Literal[
@@ -31,7 +31,7 @@ _MOST_BELIEVABLE_GAIN = 1000.0
 
 
 @dataclass(frozen=True)
-class Cause:
+class SlowCause:
     """One cause of slow steps."""
 
     kind: CauseKind
@@ -73,7 +73,7 @@ def is_worth_naming(saving: Estimate, step_seconds: float, least_share: float = 
     return is_large and is_sure
 
 
-def saving_without(table: StepTable, changed: Mapping[WorkPart, FloatArray]) -> Estimate:
+def saving_without(table: JobStepTimes, changed: Mapping[WorkPart, FloatArray]) -> Estimate:
     """Return the seconds by which the job's step would be shorter if some work took other times.
 
     The step then lasts until the rank that is slowest then is done. Where ranks cannot be compared, it is the mean over
@@ -93,11 +93,11 @@ def saving_without(table: StepTable, changed: Mapping[WorkPart, FloatArray]) -> 
 
 def _slowest(work: Mapping[WorkPart, FloatArray]) -> FloatArray:
     """Return the largest work of all ranks in each step, (S,)."""
-    largest: FloatArray = np.nansum(np.stack([*work.values()]), axis=0).max(axis=0)
+    largest: FloatArray = summed(work).max(axis=0)
     return largest
 
 
-def part_cost(table: StepTable, part: WorkPart) -> Estimate:
+def part_cost(table: JobStepTimes, part: WorkPart) -> Estimate:
     """Return the mean seconds of a part over ranks and steps; unknown cells are left out, and one must be known."""
     by_step = np.nanmean(table.work[part], axis=0)
     return step_interval(by_step[~np.isnan(by_step)])

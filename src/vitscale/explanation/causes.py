@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vitscale.explanation.cause import Cause
+from vitscale.explanation.cause import SlowCause
 from vitscale.explanation.data_causes import data_causes
 from vitscale.explanation.parts import JobParts
 from vitscale.explanation.rank_causes import jitter_seconds, rank_causes
@@ -20,7 +20,7 @@ from vitscale.explanation.step_causes import communication_cause, part_causes, t
 class FoundCauses:
     """The causes of slow steps."""
 
-    causes: tuple[Cause, ...]
+    causes: tuple[SlowCause, ...]
     """The costliest first."""
     jitter_seconds: float | None
     """Mean seconds of a step in which ranks wait for whichever is slowest, without these causes; None: unavailable."""

@@ -44,14 +44,16 @@ def top_line(records: Iterable[HookedRank], part: str) -> CodeLine | None:
 
 def line_of_slow_rank(slow: HookedRank, others: Sequence[HookedRank], part: str) -> CodeLine | None:
     """Return the line of a part in which a slow rank is more often than the others; None where no line has many."""
-    usual_shares = _shares(others, part)
-    excess: dict[_Position, float] = {}
     shares = _shares([slow], part)
+    usual_shares = _shares(others, part)
+    largest: _Position | None = None
+    largest_excess = 0.0
     for position, share in shares.items():
-        excess[position] = share - usual_shares.get(position, 0.0)
-    position = max(excess, key=excess.__getitem__, default=None)
-    is_clear = position is not None and excess[position] > 0
-    return _largest({position: shares[position]}) if position is not None and is_clear else _largest(shares)
+        excess = share - usual_shares.get(position, 0.0)
+        if excess > largest_excess:
+            largest = position
+            largest_excess = excess
+    return None if largest is None else _largest({largest: shares[largest]})
 
 
 def _shares(records: Iterable[HookedRank], part: str) -> dict[_Position, float]:

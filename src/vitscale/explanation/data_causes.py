@@ -13,18 +13,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitscale.explanation.cause import Cause, is_worth_naming, part_cost, saving_without
+from vitscale.explanation.cause import SlowCause, is_worth_naming, part_cost, saving_without
 from vitscale.explanation.code_lines import top_line
 from vitscale.explanation.parts import JobParts
 from vitscale.explanation.rank_record import HookedRank
-from vitscale.explanation.step_table import StepTable
+from vitscale.explanation.step_table import JobStepTimes
 from vitscale.present.estimate import Estimate
 from vitscale.present.units import counted, percent, seconds
 
 CHEAPER_IMAGES = "store images at the size that is trained on, or decode them smaller"
 
 
-def data_causes(parts: JobParts, table: StepTable) -> Iterator[Cause]:
+def data_causes(parts: JobParts, table: JobStepTimes) -> Iterator[SlowCause]:
     """Yield the causes in the loader.
 
     Args:
@@ -39,7 +39,7 @@ def data_causes(parts: JobParts, table: StepTable) -> Iterator[Cause]:
         yield copies
 
 
-def _data_wait(parts: JobParts, table: StepTable) -> Cause | None:
+def _data_wait(parts: JobParts, table: JobStepTimes) -> SlowCause | None:
     """Return the cause that training waits for data; None where it hardly does."""
     if not table.part_is_known("data"):
         return None
@@ -52,7 +52,9 @@ def _data_wait(parts: JobParts, table: StepTable) -> Cause | None:
     where = f"; most of it at {code}" if code is not None and supply.workers == 0 else ""
     evidence = f"{seconds(cost.value)} of a step ({percent(cost.value / parts.mean_step_seconds)}) goes by until the "
     evidence += f"loader delivers a batch: it has {supply.text}{where}"
-    return Cause("data-wait", "waits for data", evidence, supply.advice, cost, saving, weight=saving.value, code=code)
+    return SlowCause(
+        "data-wait", "waits for data", evidence, supply.advice, cost, saving, weight=saving.value, code=code
+    )
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class _LoaderSupply:
         return raised
 
 
-def _copies(parts: JobParts, table: StepTable) -> Cause | None:
+def _copies(parts: JobParts, table: JobStepTimes) -> SlowCause | None:
     """Return the cause that copies to the device hold up training; None where they hardly do, or are unknown."""
     if not table.part_is_known("copy"):
         return None
@@ -119,4 +121,4 @@ def _copies(parts: JobParts, table: StepTable) -> Cause | None:
     pinned = "unknown" if loader is None else str(loader.pin_memory)
     evidence = f"The device waits {seconds(cost.value)} a step for copies of the batch (pin_memory: {pinned})"
     change = "Set pin_memory=True and copy with non_blocking=True; convert images to floats on the device, not before"
-    return Cause("copies", "waits for copies to the device", evidence, change, cost, saving, weight=saving.value)
+    return SlowCause("copies", "waits for copies to the device", evidence, change, cost, saving, weight=saving.value)

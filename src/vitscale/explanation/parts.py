@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -25,13 +25,14 @@ from vitscale.explanation.intervals import step_interval
 from vitscale.explanation.rank_record import HookedRank
 from vitscale.explanation.rare_work import RareWork, usual_steps
 from vitscale.explanation.start_up_steps import start_up_steps
-from vitscale.explanation.step_table import WORK_PARTS, StepTable, WorkPart, read_steps, world_size
+from vitscale.explanation.step_table import WORK_PARTS, JobStepTimes, WorkPart, read_steps, world_size
 from vitscale.explanation.traced_steps import traced_steps
 from vitscale.present.estimate import Estimate
 
 StepPart = Literal[WorkPart, "wait", "transfer", "exchange"]
 STEP_PARTS: tuple[StepPart, ...] = (*get_args(WorkPart), "wait", "transfer", "exchange")
 
+_AHEAD = "on a GPU the host runs ahead and waits for the device only now and then, so that its steps differ anyway"
 _ON_A_GPU = "on a GPU only profiled steps say what a step is made of, and there is no usable trace of any"
 
 
@@ -59,7 +60,8 @@ class JobParts:
     records: tuple[HookedRank, ...]
     """What the ranks recorded, in the order of `ranks`."""
     world_size: int
-    table: StepTable
+    on_gpu: bool
+    table: JobStepTimes
     """The usual steps that causes are looked for in: timed ones on a CPU, traced ones on a GPU."""
     step: Estimate
     """Seconds of the mean usual step, with its 95 % interval."""
@@ -74,8 +76,6 @@ class JobParts:
     """Sentences on what was left out."""
     unavailable: Mapping[str, str] = field(default_factory=dict)
     """What could not be seen -> why."""
-    host_data_share: float | None = None
-    """On a GPU the share of the step in which the host waited for the loader, which the device may not notice."""
 
     @property
     def mean_step_seconds(self) -> float:
@@ -83,14 +83,12 @@ class JobParts:
         return _mean_step_seconds(self.step, self.rare)
 
     @property
-    def on_gpu(self) -> bool:
-        """Whether the ranks train on a GPU."""
-        return any(record.rank.device != "cpu" for record in self.records)
-
-    @property
     def mean_rank(self) -> Mapping[StepPart, float | None]:
         """Part -> mean seconds over ranks; None where it is unavailable on one of them."""
-        return {part: _mean_or_none([rank.parts[part] for rank in self.ranks]) for part in STEP_PARTS}
+        means: dict[StepPart, float | None] = {}
+        for part in STEP_PARTS:
+            means[part] = _mean_or_none([rank.parts[part] for rank in self.ranks])
+        return means
 
     @property
     def slowest_rank(self) -> RankStepParts | None:
@@ -112,44 +110,59 @@ def job_parts(records: Sequence[HookedRank], traces: Path | None) -> JobParts | 
         return None
     start_up = start_up_steps(read.table.mean_seconds, compiles=_compiles(records))
     steady = read.table.selected(read.table.numbers >= read.table.numbers[start_up.steps])
-    of_ranks = read.records
-    usual = usual_steps(steady, of_ranks)
-    notes = [start_up.reason, *read.notes]
+    on_gpu = any(record.rank.device != "cpu" for record in read.records)
+    usual = usual_steps(steady, read.records, looks_into_steps=not on_gpu)
     step = step_interval(usual.table.mean_seconds)
-    table = usual.table
-    unavailable: dict[str, str] = {}
-    host_data_share = None
-    if any(record.rank.device != "cpu" for record in of_ranks):
-        host_data_share = float(np.nansum(steady.work["data"]) / steady.seconds.sum())
-        traced = traced_steps(of_ranks, traces, step.value) if traces is not None else None
-        notes += traced.notes if traced is not None else ()
-        if traced is None or traced.table is None:
-            unavailable["parts of a step"] = _ON_A_GPU
-        else:
-            table = traced.table
-    has_parts = "parts of a step" not in unavailable
-    if has_parts:
-        unavailable |= _unavailable_parts(table)
+    divided = _divided_on_gpu(read.records, traces, step.value) if on_gpu else _Divided(usual.table)
+    has_parts = divided.table is not None
+    table = divided.table if divided.table is not None else usual.table
+    unavailable = dict(_unavailable_parts(table)) if has_parts else {"parts of a step": _ON_A_GPU}
+    if on_gpu:
+        unavailable["work done every few steps inside a step"] = _AHEAD
+    record_by_rank = {record.rank.rank: record for record in read.records}
+    shown_records = tuple(record_by_rank[rank] for rank in table.ranks)
     return JobParts(
-        records=of_ranks,
+        records=shown_records,
         world_size=world_size(records),
+        on_gpu=on_gpu,
         table=table,
         step=step,
         timed_steps=len(steady.numbers),
         images_per_second=_images_per_second(steady, step, usual.rare, world_size(records)),
-        ranks=_rank_parts(table, of_ranks, step.value) if has_parts else (),
+        ranks=_rank_parts(table, shown_records, step.value) if has_parts else (),
         rare=usual.rare,
-        notes=tuple(notes),
+        notes=(start_up.reason, *read.notes, *divided.notes),
         unavailable=unavailable,
-        host_data_share=host_data_share,
     )
+
+
+class _Divided(NamedTuple):
+    """Steps whose parts are known."""
+
+    table: JobStepTimes | None
+    """None: the parts are unknown."""
+    notes: tuple[str, ...] = ()
+
+
+def _divided_on_gpu(records: Sequence[HookedRank], traces: Path | None, usual_seconds: float) -> _Divided:
+    """Return the traced steps of a job on GPUs.
+
+    Args:
+        records: what the ranks recorded.
+        traces: the folder of their traces; None: there is none.
+        usual_seconds: length of a step without the profiler.
+    """
+    if traces is None:
+        return _Divided(None)
+    traced = traced_steps(records, traces, usual_seconds)
+    return _Divided(traced.table, traced.notes)
 
 
 def _compiles(records: Sequence[HookedRank]) -> bool:
     return any(record.model is not None and record.model.compiled for record in records)
 
 
-def _images_per_second(table: StepTable, step: Estimate, rare: Sequence[RareWork], ranks: int) -> Estimate | None:
+def _images_per_second(table: JobStepTimes, step: Estimate, rare: Sequence[RareWork], ranks: int) -> Estimate | None:
     """Return the images of all ranks per second; None where a batch of any rank is unknown.
 
     Args:
@@ -170,7 +183,7 @@ def _mean_step_seconds(step: Estimate, rare: Sequence[RareWork]) -> float:
     return step.value + math.fsum(work.seconds_per_step or 0.0 for work in rare)
 
 
-def _unavailable_parts(table: StepTable) -> dict[str, str]:
+def _unavailable_parts(table: JobStepTimes) -> dict[str, str]:
     """Return what is unavailable in a table -> why."""
     unavailable = {}
     if table.mixed_reason:
@@ -180,7 +193,7 @@ def _unavailable_parts(table: StepTable) -> dict[str, str]:
     return unavailable
 
 
-def _rank_parts(table: StepTable, records: Sequence[HookedRank], usual_seconds: float) -> tuple[RankStepParts, ...]:
+def _rank_parts(table: JobStepTimes, records: Sequence[HookedRank], usual_seconds: float) -> tuple[RankStepParts, ...]:
     """Return the mean parts of each rank; all ranks' steps have the length of the job's.
 
     Args:
@@ -202,7 +215,7 @@ def _rank_parts(table: StepTable, records: Sequence[HookedRank], usual_seconds: 
     return tuple(ranks)
 
 
-def _exchange_parts(table: StepTable, *, own: float, slowest: float, step: float) -> dict[StepPart, float | None]:
+def _exchange_parts(table: JobStepTimes, *, own: float, slowest: float, step: float) -> dict[StepPart, float | None]:
     """Return the parts of a rank's exchange, from means in seconds; those that are unknown, or not asked for, are None.
 
     Args:
@@ -226,6 +239,6 @@ def _mean_or_none(values: Sequence[float | None]) -> float | None:
     return math.fsum(known) / len(known)
 
 
-def transfer_by_step(table: StepTable) -> FloatArray:
+def transfer_by_step(table: JobStepTimes) -> FloatArray:
     """Return the transfer of each step, (S,): below 0 now and then, as ranks' steps do not begin together."""
     return table.mean_seconds - table.slowest_own

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from vitscale.base.arrays import FloatArray
-from vitscale.explanation.cause import Cause, is_worth_naming, saving_without
+from vitscale.explanation.cause import SlowCause, is_worth_naming, saving_without
 from vitscale.explanation.code_lines import line_of_slow_rank
 from vitscale.explanation.intervals import is_above_zero, step_interval
 from vitscale.explanation.parts import JobParts
-from vitscale.explanation.step_table import WORK_PARTS, StepTable, WorkPart
+from vitscale.explanation.step_table import WORK_PARTS, JobStepTimes, WorkPart, summed
 from vitscale.present.estimate import Estimate
 from vitscale.present.units import percent, seconds
 
@@ -37,8 +37,8 @@ WORK_WORDS: dict[WorkPart, str] = {
 class RankCauses:
     """Causes that make ranks wait, and the steps as they would be without these."""
 
-    causes: tuple[Cause, ...]
-    table: StepTable
+    causes: tuple[SlowCause, ...]
+    table: JobStepTimes
 
 
 def rank_causes(parts: JobParts) -> RankCauses:
@@ -62,16 +62,16 @@ def rank_causes(parts: JobParts) -> RankCauses:
 class _Repaired:
     """A cause, and the steps without it."""
 
-    cause: Cause
-    table: StepTable
+    cause: SlowCause
+    table: JobStepTimes
 
 
-def _compared(table: StepTable) -> FloatArray:
+def _compared(table: JobStepTimes) -> FloatArray:
     """Return the work that ranks are compared by, (R, S)."""
-    return np.nansum(np.stack([*table.compared_work.values()]), axis=0)
+    return summed(table.compared_work)
 
 
-def _uneven_batches(parts: JobParts, table: StepTable) -> _Repaired | None:
+def _uneven_batches(parts: JobParts, table: JobStepTimes) -> _Repaired | None:
     """Return the cause that ranks have unequal batches, where their work follows their images; else None.
 
     Within a step, a rank's work is compared with its images: work - mean work = slope x (images - mean images). The
@@ -101,14 +101,14 @@ def _uneven_batches(parts: JobParts, table: StepTable) -> _Repaired | None:
         "Give every rank equal batches (a DistributedSampler, drop_last=True), or group images of one size, so that a "
         "step's batches take equally long on all ranks"
     )
-    cause = Cause(
+    cause = SlowCause(
         "uneven-batches", "waits for ranks with larger batches", evidence, change, cost, cost, weight=cost.value
     )
     without = {**table.work, "forward": table.work["forward"] - slope * more_images}
     return _Repaired(cause, replace(table, work=without))
 
 
-def _who_has_most_images(table: StepTable) -> str:
+def _who_has_most_images(table: JobStepTimes) -> str:
     """Return a clause on the rank with the most images: always the same one, or another one from step to step."""
     rows = table.images.argmax(axis=0)
     if bool((rows == rows[0]).all()):
@@ -116,7 +116,7 @@ def _who_has_most_images(table: StepTable) -> str:
     return "The slowest rank changes from step to step, with the number of its images"
 
 
-def _slow_rank(parts: JobParts, table: StepTable) -> _Repaired | None:
+def _slow_rank(parts: JobParts, table: JobStepTimes) -> _Repaired | None:
     """Return the cause that one rank is slower than the others in its own work; None where that is chance, or little.
 
     Args:
@@ -154,7 +154,7 @@ def _is_slower(margins: FloatArray, step_seconds: float, ranks: int) -> bool:
     return len(margins) >= _FEWEST_STEPS and is_clear
 
 
-def _slow_part(table: StepTable, row: int) -> WorkPart:
+def _slow_part(table: JobStepTimes, row: int) -> WorkPart:
     """Return the part in which a rank exceeds the median of the others most; `row` is its row in the table."""
     excess_by_part: dict[WorkPart, float] = {}
     for part in WORK_PARTS:
@@ -167,7 +167,7 @@ def _slow_part(table: StepTable, row: int) -> WorkPart:
 
 def _slow_rank_cause(
     parts: JobParts, row: int, part: WorkPart, excess: Estimate, saving: Estimate, share_of_steps: float
-) -> Cause:
+) -> SlowCause:
     """Return the cause that a rank is slow.
 
     Args:
@@ -189,7 +189,7 @@ def _slow_rank_cause(
         f"{WORK_WORDS[part]} ({seconds(usual + excess.value)} against {seconds(usual)}{where}); it is the slowest in "
         f"{percent(share_of_steps)} of steps, and the others wait for it"
     )
-    return Cause(
+    return SlowCause(
         kind="slow-rank",
         clause=f"is rank {rank} being slower in {WORK_WORDS[part]}",
         evidence=evidence,
@@ -215,14 +215,14 @@ def _change_for(part: WorkPart, rank: int, host: str, *, has_line: bool) -> str:
     return f"Compare {host} with the other machines: clocks, other programs, cores (vitscale check)"
 
 
-def _with_compared(table: StepTable, part: WorkPart, values: FloatArray) -> StepTable:
+def _with_compared(table: JobStepTimes, part: WorkPart, values: FloatArray) -> JobStepTimes:
     """Return the table with other times in a part that ranks are compared by."""
     if part == "backward" and table.mixed_reason:
         return replace(table, first_bucket=values)
     return replace(table, work={**table.work, part: values})
 
 
-def jitter_seconds(table: StepTable) -> float | None:
+def jitter_seconds(table: JobStepTimes) -> float | None:
     """Return the mean seconds that a rank waits for whichever is slowest, in steps without these causes.
 
     None where ranks cannot be compared.

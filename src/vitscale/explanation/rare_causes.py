@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from vitscale.explanation.cause import LEAST_SHARE, Cause, CauseKind
+from vitscale.explanation.cause import LEAST_SHARE, CauseKind, SlowCause
 from vitscale.explanation.code_lines import top_line
 from vitscale.explanation.parts import JobParts
 from vitscale.explanation.rank_causes import WORK_WORDS
@@ -26,7 +26,7 @@ _CLAUSES: dict[CauseKind, str] = {
 }
 
 
-def rare_causes(parts: JobParts) -> Iterator[Cause]:
+def rare_causes(parts: JobParts) -> Iterator[SlowCause]:
     """Yield a cause for each rare work that takes a good share of the time, and was seen twice or more."""
     for work in parts.rare:
         cost_seconds = work.seconds_per_step
@@ -34,7 +34,7 @@ def rare_causes(parts: JobParts) -> Iterator[Cause]:
             yield _cause(work, cost_seconds, parts)
 
 
-def _cause(work: RareWork, cost_seconds: float, parts: JobParts) -> Cause:
+def _cause(work: RareWork, cost_seconds: float, parts: JobParts) -> SlowCause:
     """Return the cause that some rare work is.
 
     Args:
@@ -50,7 +50,7 @@ def _cause(work: RareWork, cost_seconds: float, parts: JobParts) -> Cause:
     is_of_some_ranks = len(work.ranks) < len(parts.records)
     who = f"; only {_rank_names(work.ranks)} does it, and the others wait" if is_of_some_ranks else ""
     evidence = f"{rare_text(work, parts)}{where}{who}"
-    return Cause(
+    return SlowCause(
         kind,
         _clause(kind, work),
         evidence,

@@ -18,7 +18,7 @@ import numpy as np
 
 from vitscale.base.arrays import BoolArray, FloatArray
 from vitscale.explanation.rank_record import HookedRank
-from vitscale.explanation.step_table import WORK_PARTS, StepTable, WorkPart
+from vitscale.explanation.step_table import WORK_PARTS, JobStepTimes, WorkPart
 from vitscale.hook import lines
 
 _LEAST_SHARE_OF_STEP = 0.1
@@ -69,33 +69,35 @@ class RareWork:
 class UsualSteps(NamedTuple):
     """The steps without rare work, and that work."""
 
-    table: StepTable
+    table: JobStepTimes
     rare: tuple[RareWork, ...]
 
 
-def usual_steps(table: StepTable, records: Sequence[HookedRank]) -> UsualSteps:
+def usual_steps(table: JobStepTimes, records: Sequence[HookedRank], *, looks_into_steps: bool) -> UsualSteps:
     """Take rare work out of the steps of a job.
 
     Args:
         table: the steps that count, at least one.
         records: what the ranks recorded, for breaks and for the loader.
+        looks_into_steps: whether to look for it inside steps too, where the host's marks are those of the work.
     """
     breaks = _breaks(table, records)
-    without_waits = _without_waits_for_breaks(table, breaks)
-    slowest_before = without_waits.slowest_own
-    usual = without_waits
-    rare: list[RareWork] = []
+    between_breaks = _without_waits_for_breaks(table, breaks)
+    rare_breaks = _rare_breaks(breaks, table)
+    if not looks_into_steps:
+        return UsualSteps(between_breaks, tuple(rare_breaks))
+    usual = between_breaks
+    rare_parts: list[RareWork] = []
     for part in WORK_PARTS:
-        if not without_waits.part_is_known(part):
-            continue
-        is_rare = _rare_cells(without_waits, part, _least_distance(part, records))
-        if not is_rare.any():
-            continue
-        usual = _with_usual_part(usual, part, is_rare)
-        rare.append(_rare_part(without_waits, part, is_rare))
-    removed = slowest_before - usual.slowest_own  # (S,)
-    shortened = np.maximum(usual.seconds - removed, usual.own if usual.compares_ranks else 0.0)
-    return UsualSteps(replace(usual, seconds=shortened), (*_rare_breaks(breaks, table), *rare))
+        if between_breaks.part_is_known(part):
+            is_rare = _rare_cells(between_breaks, part, _least_distance(part, records))
+            if is_rare.any():
+                usual = _with_usual_part(usual, part, is_rare)
+                rare_parts.append(_rare_part(between_breaks, part, is_rare))
+    removed_seconds = between_breaks.slowest_own - usual.slowest_own  # (S,)
+    least_seconds = usual.own if not usual.mixed_reason else 0.0
+    seconds = np.maximum(usual.seconds - removed_seconds, least_seconds)
+    return UsualSteps(replace(usual, seconds=seconds), (*rare_breaks, *rare_parts))
 
 
 def _least_distance(part: WorkPart, records: Sequence[HookedRank]) -> float:
@@ -109,7 +111,7 @@ def _least_distance(part: WorkPart, records: Sequence[HookedRank]) -> float:
     return 2.0 * max(workers, default=0)
 
 
-def _rare_cells(table: StepTable, part: WorkPart, least_distance: float) -> BoolArray:
+def _rare_cells(table: JobStepTimes, part: WorkPart, least_distance: float) -> BoolArray:
     """Return which steps of which ranks hold rare work in a part, (R, S)."""
     values = table.work[part]
     least_excess = _LEAST_SHARE_OF_STEP * float(np.median(table.seconds))
@@ -132,7 +134,7 @@ def _rare_steps(values: FloatArray, least_excess: float, least_distance: float) 
     return np.zeros_like(is_rare) if is_too_frequent else is_rare
 
 
-def _with_usual_part(table: StepTable, part: WorkPart, is_rare: BoolArray) -> StepTable:
+def _with_usual_part(table: JobStepTimes, part: WorkPart, is_rare: BoolArray) -> JobStepTimes:
     """Return the table with a part's rare cells replaced by the mean of the rank's other steps."""
     values = table.work[part]
     usual_means = np.nanmean(np.where(is_rare, np.nan, values), axis=1, keepdims=True)
@@ -140,14 +142,16 @@ def _with_usual_part(table: StepTable, part: WorkPart, is_rare: BoolArray) -> St
     return replace(table, work=work)
 
 
-def _rare_part(table: StepTable, part: WorkPart, is_rare: BoolArray) -> RareWork:
+def _rare_part(table: JobStepTimes, part: WorkPart, is_rare: BoolArray) -> RareWork:
     """Return the rare work in a part; ranks that do it in the same step do it beside one another."""
     values = table.work[part]
     usual_means = np.nanmean(np.where(is_rare, np.nan, values), axis=1, keepdims=True)
     excess = np.where(is_rare, values - usual_means, 0.0).max(axis=0)  # (S,)
-    positions = np.flatnonzero(excess > 0)
     ranks = [rank for rank, row in zip(table.ranks, is_rare, strict=True) if row.any()]
-    return _rare_work(part, False, ranks, {int(table.numbers[at]): float(excess[at]) for at in positions}, table)
+    seconds_by_step: dict[int, float] = {}
+    for position in np.flatnonzero(excess > 0):
+        seconds_by_step[int(table.numbers[position])] = float(excess[position])
+    return _rare_work(part, ranks, seconds_by_step, table, is_break=False)
 
 
 class _Break(NamedTuple):
@@ -158,8 +162,13 @@ class _Break(NamedTuple):
     code: str | None
     batches: int | None
 
+    @property
+    def longest_seconds(self) -> float:
+        """Seconds of the rank with the longest break, for which the job waits."""
+        return max(self.seconds_by_rank.values())
 
-def _breaks(table: StepTable, records: Sequence[HookedRank]) -> dict[int, _Break]:
+
+def _breaks(table: JobStepTimes, records: Sequence[HookedRank]) -> dict[int, _Break]:
     """Return number of a step -> the break after it, for the steps that count; of several kinds the longest one's."""
     lines_by_step: dict[int, list[tuple[int, lines.BreakLine]]] = {}
     first = int(table.numbers[0])
@@ -185,7 +194,7 @@ def _joined_break(rank_lines: Iterable[tuple[int, lines.BreakLine]]) -> _Break:
     return _Break(kind, seconds_by_rank, longest.line, longest.evaluated_batches)
 
 
-def _without_waits_for_breaks(table: StepTable, breaks: Mapping[int, _Break]) -> StepTable:
+def _without_waits_for_breaks(table: JobStepTimes, breaks: Mapping[int, _Break]) -> JobStepTimes:
     """Return the table without the time in which ranks waited for the break of another rank.
 
     They wait in the step after the break, up to the difference of the breaks.
@@ -198,38 +207,37 @@ def _without_waits_for_breaks(table: StepTable, breaks: Mapping[int, _Break]) ->
         position = position_by_number.get(after_step + 1)
         if position is None:
             continue
-        longest = max(of_ranks.seconds_by_rank.values())
         for row, rank in enumerate(table.ranks):
-            waited = longest - of_ranks.seconds_by_rank.get(rank, 0.0)
+            waited = of_ranks.longest_seconds - of_ranks.seconds_by_rank.get(rank, 0.0)
             least = table.own[row, position] if not table.mixed_reason else 0.0
             seconds[row, position] = max(seconds[row, position] - waited, least)
     return replace(table, seconds=seconds)
 
 
-def _rare_breaks(breaks: Mapping[int, _Break], table: StepTable) -> list[RareWork]:
+def _rare_breaks(breaks: Mapping[int, _Break], table: JobStepTimes) -> list[RareWork]:
     """Return the breaks of each kind as one rare work; the job waits for the rank with the longest."""
     works = []
     for kind in dict.fromkeys(of_ranks.kind for of_ranks in breaks.values()):
         of_kind = {step: of_ranks for step, of_ranks in breaks.items() if of_ranks.kind == kind}
-        seconds_by_step = {step: max(of_ranks.seconds_by_rank.values()) for step, of_ranks in of_kind.items()}
-        ranks = sorted({rank for of_ranks in of_kind.values() for rank in of_ranks.seconds_by_rank})
-        work = _rare_work(kind, True, ranks, seconds_by_step, table)
-        longest = max(of_kind.values(), key=lambda of_ranks: max(of_ranks.seconds_by_rank.values()))
+        seconds_by_step = {step: of_ranks.longest_seconds for step, of_ranks in of_kind.items()}
+        ranks = sorted(set[int]().union(*(of_ranks.seconds_by_rank for of_ranks in of_kind.values())))
+        work = _rare_work(kind, ranks, seconds_by_step, table, is_break=True)
+        longest = max(of_kind.values(), key=lambda of_ranks: of_ranks.longest_seconds)
         works.append(replace(work, code=longest.code, batches=longest.batches))
     return works
 
 
 def _rare_work(
-    kind: str, is_break: bool, ranks: Sequence[int], seconds_by_step: Mapping[int, float], table: StepTable
+    kind: str, ranks: Sequence[int], seconds_by_step: Mapping[int, float], table: JobStepTimes, *, is_break: bool
 ) -> RareWork:
     """Return rare work with what it costs a step.
 
     Args:
         kind: as in `RareWork`.
-        is_break: likewise.
         ranks: likewise.
         seconds_by_step: number of the step -> seconds that it took there.
         table: the steps that count.
+        is_break: as in `RareWork`.
     """
     steps = tuple(sorted(seconds_by_step))
     mean_seconds = statistics.fmean(seconds_by_step.values())

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from vitscale.explanation.cause import Cause, CauseKind, is_worth_naming, part_cost, saving_without
+from vitscale.explanation.cause import CauseKind, SlowCause, is_worth_naming, part_cost, saving_without
 from vitscale.explanation.code_lines import top_line
+from vitscale.explanation.host_waits import waiting_line
 from vitscale.explanation.intervals import step_interval
 from vitscale.explanation.parts import JobParts, transfer_by_step
 from vitscale.explanation.rank_record import HookedRank
-from vitscale.explanation.step_table import StepTable, WorkPart
+from vitscale.explanation.step_table import JobStepTimes, WorkPart
 from vitscale.present.estimate import Estimate
 from vitscale.present.units import counted, seconds, size
 
@@ -33,7 +34,7 @@ _MB = 1 << 20
 _GRADIENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def communication_cause(parts: JobParts, table: StepTable) -> Cause | None:
+def communication_cause(parts: JobParts, table: JobStepTimes) -> SlowCause | None:
     """Return the cause that ranks exchange for long; None where that is little, hidden, or unknown."""
     if parts.world_size < 2 or table.mixed_reason:
         return None
@@ -46,7 +47,7 @@ def communication_cause(parts: JobParts, table: StepTable) -> Cause | None:
         f"Ranks exchange gradients for {seconds(transfer.value)} of a step after their own backward has ended"
         f"{_exchange_facts(parts)}"
     )
-    return Cause(
+    return SlowCause(
         "communication",
         "is transfer between ranks",
         evidence,
@@ -57,7 +58,7 @@ def communication_cause(parts: JobParts, table: StepTable) -> Cause | None:
     )
 
 
-def _untold_exchange(parts: JobParts, table: StepTable) -> Cause | None:
+def _untold_exchange(parts: JobParts, table: JobStepTimes) -> SlowCause | None:
     """Return the cause that ranks exchange or wait for long, where the two cannot be told apart."""
     exchange = step_interval((table.seconds - table.own).mean(axis=0))
     if not is_worth_naming(exchange, parts.mean_step_seconds, _LEAST_EXCHANGE_SHARE):
@@ -68,7 +69,7 @@ def _untold_exchange(parts: JobParts, table: StepTable) -> Cause | None:
     )
     change = "Explain again with all ranks' records; check the network and the machines: vitscale check"
     clause = "is communication or waiting for other ranks"
-    return Cause("communication", clause, evidence, change, exchange, exchange, weight=exchange.value)
+    return SlowCause("communication", clause, evidence, change, exchange, exchange, weight=exchange.value)
 
 
 def _gradient_bytes(record: HookedRank) -> int | None:
@@ -124,7 +125,7 @@ def _accumulation(transfer_seconds: float, step_seconds: float) -> int:
     return min(_MOST_ACCUMULATION, max(2, math.ceil(transfer_seconds / allowed_seconds)))
 
 
-def part_causes(parts: JobParts, table: StepTable) -> Iterator[Cause]:
+def part_causes(parts: JobParts, table: JobStepTimes) -> Iterator[SlowCause]:
     """Yield the causes in single parts of the step: own code, the optimizer, launch gaps.
 
     Args:
@@ -136,14 +137,14 @@ def part_causes(parts: JobParts, table: StepTable) -> Iterator[Cause]:
             yield cause
 
 
-def _saving_of_part(table: StepTable, part: WorkPart) -> Estimate | None:
+def _saving_of_part(table: JobStepTimes, part: WorkPart) -> Estimate | None:
     """Return what the job would save without a part; None where the part is unknown."""
     if not table.part_is_known(part):
         return None
     return saving_without(table, {part: np.zeros_like(table.work[part])})
 
 
-def _own_code(parts: JobParts, table: StepTable) -> Cause | None:
+def _own_code(parts: JobParts, table: JobStepTimes) -> SlowCause | None:
     """Return the cause that the program does other things between the parts of each step."""
     saving = _saving_of_part(table, "other")
     if saving is None or not is_worth_naming(saving, parts.mean_step_seconds):
@@ -152,15 +153,13 @@ def _own_code(parts: JobParts, table: StepTable) -> Cause | None:
     code = top_line(parts.records, "other")
     where = f", most of it at {code}" if code is not None else ""
     evidence = f"{seconds(cost.value)} of each step is code between loading, the passes and the optimizer{where}"
-    if parts.on_gpu:
-        evidence += "; a line that reads a tensor's value (.item(), .cpu(), print) waits for the device"
     change = "Move that work out of the loop, do it every 50 steps, or read values only where they are logged"
-    return Cause(
+    return SlowCause(
         "own-code", "is code outside of the passes", evidence, change, cost, saving, weight=saving.value, code=code
     )
 
 
-def _optimizer(parts: JobParts, table: StepTable) -> Cause | None:
+def _optimizer(parts: JobParts, table: JobStepTimes) -> SlowCause | None:
     """Return the cause that the optimizer takes long and is not fused; None where it is, or takes little."""
     saving = _saving_of_part(table, "optimizer")
     if saving is None or not is_worth_naming(saving, parts.mean_step_seconds, _LEAST_OPTIMIZER_SHARE):
@@ -181,14 +180,14 @@ def _optimizer(parts: JobParts, table: StepTable) -> Cause | None:
     else:
         change = "Use an optimizer with a fused or foreach update, such as torch.optim.AdamW(..., fused=True)"
     clause = "is the optimizer's update"
-    return Cause("optimizer", clause, evidence, change, cost, saving, weight=saving.value)
+    return SlowCause("optimizer", clause, evidence, change, cost, saving, weight=saving.value)
 
 
 def _setting(value: bool | None) -> str:
     return "not set" if value is None else str(value)
 
 
-def _launch_gaps(parts: JobParts, table: StepTable) -> Cause | None:
+def _launch_gaps(parts: JobParts, table: JobStepTimes) -> SlowCause | None:
     """Return the cause that the device waits for the host to launch kernels."""
     saving = _saving_of_part(table, "launch_gaps")
     if saving is None or not is_worth_naming(saving, parts.mean_step_seconds):
@@ -197,13 +196,16 @@ def _launch_gaps(parts: JobParts, table: StepTable) -> Cause | None:
     model = parts.records[0].model
     is_compiled = model is not None and model.compiled
     evidence = f"The device idles {seconds(cost.value)} of a step until the host launches its next kernel"
+    line = waiting_line(parts.records)
+    if line is not None:
+        evidence += f"; {line} reads a tensor's value, so that the host cannot launch ahead"
     compile_it = "torch.compile(model)" if not is_compiled else 'torch.compile(mode="reduce-overhead")'
     change = f"Use a larger micro-batch, or {compile_it}, so that fewer and longer kernels are launched"
     clause = "waits for kernels to be launched"
-    return Cause("launch-gaps", clause, evidence, change, cost, saving, weight=saving.value)
+    return SlowCause("launch-gaps", clause, evidence, change, cost, saving, weight=saving.value)
 
 
-def thread_cause(parts: JobParts) -> Cause | None:
+def thread_cause(parts: JobParts) -> SlowCause | None:
     """Return the cause that ranks on a host have more threads than cores, where they compute on the CPU.
 
     No part of the step bounds what it costs: all that computes is slower. It is ranked by the share of the computing
@@ -222,7 +224,7 @@ def thread_cause(parts: JobParts) -> Cause | None:
         f"{counted(worst.cores, 'core')}: they take turns"
     )
     kind: CauseKind = "too-many-threads"
-    return Cause(
+    return SlowCause(
         kind,
         "runs with more threads than cores",
         evidence,

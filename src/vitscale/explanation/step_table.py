@@ -16,6 +16,7 @@ missing, the exchange is known, but not who waits in it (`untold_reason`).
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,7 +51,7 @@ NO_OWN_BACKWARD = "nothing records when each rank's own gradients were ready ({s
 
 
 @dataclass(frozen=True, eq=False)
-class StepTable:
+class JobStepTimes:
     """The times of S steps on R ranks."""
 
     ranks: tuple[int, ...]
@@ -73,7 +74,7 @@ class StepTable:
     @property
     def own(self) -> FloatArray:
         """Seconds of all known work, (R, S)."""
-        return np.nansum(np.stack([*self.work.values()]), axis=0)
+        return summed(self.work)
 
     @property
     def slowest_own(self) -> FloatArray:
@@ -108,7 +109,7 @@ class StepTable:
         """Whether a part is known in any step."""
         return part in self.work and not bool(np.isnan(self.work[part]).all())
 
-    def selected(self, is_selected: BoolArray) -> StepTable:
+    def selected(self, is_selected: BoolArray) -> JobStepTimes:
         """Return the table of some steps; `is_selected` is (S,)."""
         return replace(
             self,
@@ -120,10 +121,16 @@ class StepTable:
         )
 
 
+def summed(work: Mapping[WorkPart, FloatArray]) -> FloatArray:
+    """Return the seconds of all parts together, (R, S); unknown cells count as 0."""
+    total: FloatArray = np.nansum(np.stack([*work.values()]), axis=0)
+    return total
+
+
 class ReadSteps(NamedTuple):
     """The steps of all ranks, and what was left out."""
 
-    table: StepTable
+    table: JobStepTimes
     records: tuple[HookedRank, ...]
     """The record of each rank, in the order of the table's ranks."""
     notes: tuple[str, ...]
@@ -144,10 +151,14 @@ def read_steps(records: Sequence[HookedRank]) -> ReadSteps:
         notes.append(f"{counted(len(empty_ranks), 'rank')} recorded no step that can be timed: left out")
         steps_by_rank = {rank: steps for rank, steps in steps_by_rank.items() if steps}
     numbers = _common_numbers(steps_by_rank.values())
-    rows = [[steps[number] for number in numbers] for steps in steps_by_rank.values()]
+    rows = [_steps_with_numbers(steps, numbers) for steps in steps_by_rank.values()]
     ranks = tuple(steps_by_rank)
     used_records = tuple(record_by_rank[rank] for rank in ranks)
     return ReadSteps(_table(ranks, numbers, rows, used_records), used_records, tuple(notes))
+
+
+def _steps_with_numbers(steps: Mapping[int, lines.StepLine], numbers: Iterable[int]) -> list[lines.StepLine]:
+    return [steps[number] for number in numbers]
 
 
 def world_size(records: Iterable[HookedRank]) -> int:
@@ -222,7 +233,7 @@ def _table(
     numbers: Sequence[int],
     rows: Sequence[Sequence[lines.StepLine]],
     records: Sequence[HookedRank],
-) -> StepTable:
+) -> JobStepTimes:
     """Return the table of steps.
 
     Args:
@@ -239,9 +250,8 @@ def _table(
         "backward": columns.of("backward_seconds"),
         "optimizer": columns.of("optimizer_seconds"),
     }
-    known = np.nansum(np.stack([*work.values()]), axis=0)
-    work["other"] = np.maximum(0.0, seconds - known)
-    table = StepTable(ranks, np.array(numbers, dtype=np.int64), seconds, work, _believable(columns.of("images")))
+    work["other"] = np.maximum(0.0, seconds - summed(work))
+    table = JobStepTimes(ranks, np.array(numbers, dtype=np.int64), seconds, work, _believable(columns.of("images")))
     return _without_exchange(table, columns, records)
 
 
@@ -254,7 +264,7 @@ class _Columns:
 
     def of(self, field: str) -> FloatArray:
         """Return a field of all steps; NaN where it is None."""
-        values = [[getattr(step, field) for step in row] for row in self._rows]
+        values = [getattr(step, field) for step in itertools.chain.from_iterable(self._rows)]
         return np.array(values, dtype=np.float64).reshape(self._shape)
 
 
@@ -264,7 +274,7 @@ def _believable(images: FloatArray) -> FloatArray:
     return np.where(is_believable, images, np.nan)
 
 
-def _without_exchange(table: StepTable, columns: _Columns, records: Sequence[HookedRank]) -> StepTable:
+def _without_exchange(table: JobStepTimes, columns: _Columns, records: Sequence[HookedRank]) -> JobStepTimes:
     """Return the table with each rank's own backward alone; the same with a reason where that is unknown."""
     ranks_needed = world_size(records)
     if ranks_needed == 1:
@@ -272,7 +282,7 @@ def _without_exchange(table: StepTable, columns: _Columns, records: Sequence[Hoo
     missing = ranks_needed - len(table.ranks)
     untold_reason = FEW_RANKS.format(missing=counted(missing, "rank")) if missing > 0 else ""
     own_backward = columns.of("own_backward_seconds")
-    is_known: BoolArray = ~np.isnan(own_backward).any(axis=0)
+    is_known: BoolArray = np.asarray(~np.isnan(own_backward).any(axis=0))
     if is_known.size and is_known.mean() >= _LEAST_KNOWN_SHARE:
         backward = np.fmin(own_backward, table.work["backward"])
         work = {**table.work, "backward": backward}

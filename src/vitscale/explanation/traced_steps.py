@@ -1,4 +1,4 @@
-"""Puts the profiled steps of all ranks into a `StepTable`: on a GPU only these say what a step is made of.
+"""Puts the profiled steps of all ranks into a `JobStepTimes`: on a GPU only these say what a step is made of.
 
 Traces are read as `vitscale import` reads them, and waiting is told from transfer by the collectives of all ranks
 (`analysis.time.exposure`). The profiler lengthens steps: parts are scaled to the length of steps without it.
@@ -18,7 +18,7 @@ from vitscale.base.arrays import FloatArray
 from vitscale.base.time_spans import length
 from vitscale.errors import VitscaleError
 from vitscale.explanation.rank_record import HookedRank
-from vitscale.explanation.step_table import StepTable, WorkPart, world_size
+from vitscale.explanation.step_table import JobStepTimes, WorkPart, world_size
 from vitscale.importers import traces
 from vitscale.present.units import counted
 from vitscale.profiles.trace_figures import UNTOLD
@@ -39,7 +39,7 @@ _WORK_PART: Mapping[str, WorkPart] = {
 class TracedSteps(NamedTuple):
     """What traces say of a job's steps."""
 
-    table: StepTable | None
+    table: JobStepTimes | None
     """None where no step was traced on all ranks."""
     notes: tuple[str, ...]
     """A sentence for each trace that was left out, and on what is unknown."""
@@ -95,7 +95,7 @@ def _explained_lines(rank: int, folder: Path, name: str, notes: list[str]) -> di
 
 def _table(
     steps: Sequence[Sequence[tuple[int, ExplainedLine]]], usual_seconds: float, *, has_all_ranks: bool
-) -> StepTable:
+) -> JobStepTimes:
     """Return the table of traced steps.
 
     Args:
@@ -104,7 +104,8 @@ def _table(
         has_all_ranks: whether every rank of the job has a trace.
     """
     ranks = tuple(rank for rank, _ in steps[0])
-    traced_seconds = np.array([[line.seconds for _, line in lines] for lines in steps]).T  # (R, S)
+    all_seconds = [line.seconds for _, line in itertools.chain.from_iterable(steps)]
+    traced_seconds = np.array(all_seconds).reshape(len(steps), len(ranks)).T  # (R, S)
     scale = min(1.0, usual_seconds / float(traced_seconds.mean()))
     parts_by_step = [_parts(lines, scale) for lines in steps]
     reasons = [_unknown_exchange(parts) for parts in itertools.chain.from_iterable(parts_by_step)]
@@ -112,7 +113,7 @@ def _table(
     if not has_all_ranks:
         untold_reason = "not all ranks left a trace"
     work = {work_part: _column(parts_by_step, part) for part, work_part in _WORK_PART.items()}
-    return StepTable(
+    return JobStepTimes(
         ranks=ranks,
         numbers=np.array([lines[0][1].step for lines in steps], dtype=np.int64),
         seconds=traced_seconds * scale,
@@ -129,7 +130,7 @@ def _parts(lines: Sequence[tuple[int, ExplainedLine]], scale: float) -> list[Map
         lines: (rank, line) of all ranks.
         scale: length of a step without the profiler, as a share of a traced one.
     """
-    parts_by_rank = []
+    parts_by_rank: list[Mapping[str, float]] = []
     for (_, line), exposure in zip(lines, exposures(lines), strict=True):
         seconds = {part: length(intervals) for part, intervals in step_parts(line, exposure).items()}
         is_shortened = scale < 1 and sum(seconds.values()) > 0
@@ -149,5 +150,6 @@ def _unknown_exchange(parts: Mapping[str, float]) -> str:
 
 def _column(parts_by_step: Sequence[Sequence[Mapping[str, float]]], part: str) -> FloatArray:
     """Return the seconds of a part, (R, S); NaN where it is unknown."""
-    rows = [[parts.get(part, np.nan) for parts in of_ranks] for of_ranks in parts_by_step]
-    return np.array(rows, dtype=np.float64).T
+    ranks = len(parts_by_step[0])
+    values = [parts.get(part, np.nan) for parts in itertools.chain.from_iterable(parts_by_step)]
+    return np.array(values, dtype=np.float64).reshape(-1, ranks).T

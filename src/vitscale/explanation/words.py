@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitscale.explanation.answer import ExplainAnswer
-from vitscale.explanation.cause import Cause
+from vitscale.explanation.cause import SlowCause
 from vitscale.explanation.parts import STEP_PARTS, JobParts, RankStepParts, StepPart
 from vitscale.explanation.rare_causes import cause_kind
 from vitscale.explanation.rare_work import RareWork
@@ -122,8 +122,8 @@ def _with_rest(rows: Sequence[_PartRow], mean_step: float, most_rows: int) -> li
     if not hidden:
         return shown
     slowest = [row.slowest_seconds for row in hidden if row.slowest_seconds is not None]
-    rest = _PartRow("the rest", math.fsum(row.mean_seconds for row in hidden), math.fsum(slowest))
-    return [*shown, rest]
+    mean_seconds = math.fsum(row.mean_seconds for row in hidden)
+    return [*shown, _PartRow("the rest", mean_seconds, math.fsum(slowest))]
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def _rare_row(work: RareWork, parts: JobParts) -> _PartRow:
     return _PartRow(name, work.seconds_per_step or 0.0, work.seconds_per_step)
 
 
-def cause_finding(cause: Cause, step_seconds: float) -> doc.Finding:
+def cause_finding(cause: SlowCause, step_seconds: float) -> doc.Finding:
     """Return a cause as a finding: its evidence and bound, and what to change.
 
     Args:
@@ -205,7 +205,7 @@ def _rank_blocks(parts: JobParts | None) -> list[doc.Block]:
     if parts is None or len(parts.ranks) < 2:
         return []
     unit = time_unit([parts.step.value])
-    shown_parts = [part for part in STEP_PARTS if any(rank.parts[part] for rank in parts.ranks)]
+    shown_parts = [part for part in STEP_PARTS if _takes_time(parts, part)]
     columns = [doc.Column("rank"), *(doc.Column(PART_NAMES[part], unit.sign) for part in shown_parts)]
     columns.append(doc.Column("host", words=True))
     rows = []
@@ -213,6 +213,11 @@ def _rank_blocks(parts: JobParts | None) -> list[doc.Block]:
         texts = [unit.text(rank.parts[part]) for part in shown_parts]
         rows.append([str(rank.rank), *texts, rank.host])
     return [doc.table(columns, rows)]
+
+
+def _takes_time(parts: JobParts, part: StepPart) -> bool:
+    """Whether a part takes any time on any rank."""
+    return any(rank.parts[part] for rank in parts.ranks)
 
 
 def _method_blocks(parts: JobParts | None, session: SessionFacts) -> list[doc.Block]:
@@ -230,6 +235,7 @@ def answer_fields(answer: ExplainAnswer, session: SessionFacts) -> dict[str, Any
     """Return the answer as fields of JSON; null stands for what is unavailable."""
     parts = answer.parts
     step_seconds = parts.mean_step_seconds if parts is not None else 0.0
+    step_notes = parts.notes if parts is not None else ()
     return {
         "answer": answer.summary,
         "results": str(session.results),
@@ -238,7 +244,7 @@ def answer_fields(answer: ExplainAnswer, session: SessionFacts) -> dict[str, Any
         "seen": list(answer.seen),
         "tries": list(answer.tries),
         "unavailable": dict(answer.unavailable),
-        "notes": [*session.notes, *(parts.notes if parts is not None else ())],
+        "notes": [*session.notes, *step_notes],
         "findings": [finding_fields(finding) for finding in session.findings],
         "files_written": list(session.files_written),
     }
@@ -287,7 +293,7 @@ def _rare_fields(work: RareWork, parts: JobParts) -> dict[str, Any]:
     }
 
 
-def _cause_fields(cause: Cause, step_seconds: float) -> dict[str, Any]:
+def _cause_fields(cause: SlowCause, step_seconds: float) -> dict[str, Any]:
     return {
         "kind": cause.kind,
         "evidence": cause.evidence,
@@ -302,7 +308,7 @@ def _cause_fields(cause: Cause, step_seconds: float) -> dict[str, Any]:
     }
 
 
-def _code_fields(cause: Cause) -> dict[str, Any] | None:
+def _code_fields(cause: SlowCause) -> dict[str, Any] | None:
     if cause.code is None:
         return None
     return {

@@ -61,12 +61,19 @@ def answer_document(answer: ExplainAnswer, session: SessionFacts) -> doc.Documen
         blocks.append(parts_table(answer.parts, _ROWS_BESIDE_TWO_CAUSES if has_two_causes else _MOST_ROWS))
     step_seconds = answer.parts.mean_step_seconds if answer.parts is not None else 0.0
     findings = [cause_finding(cause, step_seconds) for cause in answer.causes]
-    blocks += [*session.findings, *findings[:_MOST_SHOWN_CAUSES]]
+    blocks += _with_session(findings[:_MOST_SHOWN_CAUSES], session.findings)
     odd = [*answer.seen, *answer.tries, *_files_sentences(session.files_written)]
     if odd:
         blocks.append(doc.Bullets(tuple(odd)))
     blocks += _folded_sections(answer, session, findings[_MOST_SHOWN_CAUSES:])
     return doc.Document("", tuple(blocks), (f"Details: {session.results} (--json has all figures)",))
+
+
+def _with_session(causes: Sequence[doc.Finding], session: Sequence[doc.Finding]) -> list[doc.Finding]:
+    """Return the session's errors and warnings, then the causes, then the session's notes, which may be cut off."""
+    serious = [finding for finding in session if finding.severity != "note"]
+    notes = [finding for finding in session if finding.severity == "note"]
+    return [*serious, *causes, *notes]
 
 
 def _capitalised(sentence: str) -> str:

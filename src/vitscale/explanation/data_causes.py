@@ -49,9 +49,10 @@ def _data_wait(parts: JobParts, table: JobStepTimes) -> SlowCause | None:
     cost = part_cost(table, "data")
     supply = _LoaderSupply.of(parts.records[0], cost.value, parts.step.value)
     code = top_line(parts.records, "data")
-    where = f"; most of it at {code}" if code is not None and supply.workers == 0 else ""
+    in_process = supply.workers == 0
+    location = f"; most of it at {code}" if code is not None and in_process else ""
     evidence = f"{seconds(cost.value)} of a step ({percent(cost.value / parts.mean_step_seconds)}) goes by until the "
-    evidence += f"loader delivers a batch: it has {supply.text}{where}"
+    evidence += f"loader delivers a batch: it has {supply.text}{location}"
     return SlowCause(
         "data-wait", "waits for data", evidence, supply.advice, cost, saving, weight=saving.value, code=code
     )

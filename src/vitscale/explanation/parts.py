@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
+from vitscale.analysis.statistics import whole_mean
 from vitscale.base.arrays import FloatArray
 from vitscale.explanation.intervals import step_interval
 from vitscale.explanation.rank_record import HookedRank
@@ -87,7 +88,7 @@ class JobParts:
         """Part -> mean seconds over ranks; None where it is unavailable on one of them."""
         means: dict[StepPart, float | None] = {}
         for part in STEP_PARTS:
-            means[part] = _mean_or_none([rank.parts[part] for rank in self.ranks])
+            means[part] = whole_mean([rank.parts[part] for rank in self.ranks])
         return means
 
     @property
@@ -230,13 +231,6 @@ def _exchange_parts(table: JobStepTimes, *, own: float, slowest: float, step: fl
     if table.untold_reason:
         return {"wait": None, "transfer": None, "exchange": max(0.0, step - own)}
     return {"wait": max(0.0, slowest - own), "transfer": max(0.0, step - slowest), "exchange": None}
-
-
-def _mean_or_none(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
-        return None
-    return math.fsum(known) / len(known)
 
 
 def transfer_by_step(table: JobStepTimes) -> FloatArray:

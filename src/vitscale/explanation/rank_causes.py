@@ -183,11 +183,11 @@ def _slow_rank_cause(
     code = line_of_slow_rank(record, others, part)
     usual = float(np.median(np.nanmean(np.delete(parts.table.compared_work[part], row, axis=0), axis=1)))
     rank = record.rank.rank
-    where = f", most of it at {code}" if code is not None else ""
+    location = f", most of it at {code}" if code is not None else ""
     evidence = (
         f"Rank {rank} on {record.rank.host} is slower than the others by {seconds(excess.value)} a step, in "
-        f"{WORK_WORDS[part]} ({seconds(usual + excess.value)} against {seconds(usual)}{where}); it is the slowest in "
-        f"{percent(share_of_steps)} of steps, and the others wait for it"
+        f"{WORK_WORDS[part]} ({seconds(usual + excess.value)} against {seconds(usual)}{location}); it is the "
+        f"slowest in {percent(share_of_steps)} of steps, and the others wait for it"
     )
     return SlowCause(
         kind="slow-rank",

@@ -46,10 +46,10 @@ def _cause(work: RareWork, cost_seconds: float, parts: JobParts) -> SlowCause:
     cost = Estimate(cost_seconds)
     code = top_line(parts.records, work.kind) if not work.is_break else None
     line = str(code) if code is not None else work.code
-    where = f", most of it at {line}" if line is not None else ""
+    location = f", most of it at {line}" if line is not None else ""
     is_of_some_ranks = len(work.ranks) < len(parts.records)
     who = f"; only {_rank_names(work.ranks)} does it, and the others wait" if is_of_some_ranks else ""
-    evidence = f"{rare_text(work, parts)}{where}{who}"
+    evidence = f"{rare_text(work, parts)}{location}{who}"
     return SlowCause(
         kind,
         _clause(kind, work),

@@ -121,12 +121,12 @@ def _rare_cells(table: JobStepTimes, part: WorkPart, least_distance: float) -> B
 
 def _rare_steps(values: FloatArray, least_excess: float, least_distance: float) -> BoolArray:
     """Return which steps of one rank hold rare work in a part, (S,)."""
-    known = values[~np.isnan(values)]
-    if not len(known):
+    known_values = values[~np.isnan(values)]
+    if not len(known_values):
         return np.zeros(len(values), dtype=np.bool_)
-    median = float(np.median(known))
-    high = float(np.quantile(known, _USUAL_QUANTILE))
-    deviation = _MAD_TO_SIGMA * float(np.median(np.abs(known - median)))
+    median = float(np.median(known_values))
+    high = float(np.quantile(known_values, _USUAL_QUANTILE))
+    deviation = _MAD_TO_SIGMA * float(np.median(np.abs(known_values - median)))
     noise = max(deviation, (high - median) / _QUANTILE_DEVIATIONS)
     is_rare: BoolArray = values > high + max(least_excess, _DEVIATIONS * noise)
     count = int(is_rare.sum())
@@ -202,6 +202,7 @@ def _without_waits_for_breaks(table: JobStepTimes, breaks: Mapping[int, _Break])
     if len(table.ranks) < 2 or not breaks:
         return table
     seconds = table.seconds.copy()
+    least_seconds = np.zeros_like(seconds) if table.mixed_reason else table.own
     position_by_number = {int(number): position for position, number in enumerate(table.numbers)}
     for after_step, of_ranks in breaks.items():
         position = position_by_number.get(after_step + 1)
@@ -209,8 +210,7 @@ def _without_waits_for_breaks(table: JobStepTimes, breaks: Mapping[int, _Break])
             continue
         for row, rank in enumerate(table.ranks):
             waited = of_ranks.longest_seconds - of_ranks.seconds_by_rank.get(rank, 0.0)
-            least = table.own[row, position] if not table.mixed_reason else 0.0
-            seconds[row, position] = max(seconds[row, position] - waited, least)
+            seconds[row, position] = max(seconds[row, position] - waited, least_seconds[row, position])
     return replace(table, seconds=seconds)
 
 
@@ -241,13 +241,13 @@ def _rare_work(
     """
     steps = tuple(sorted(seconds_by_step))
     mean_seconds = statistics.fmean(seconds_by_step.values())
-    every = _distance(steps)
+    distance = _distance(steps)
     seconds_per_step = None
-    if every is not None:
-        seconds_per_step = mean_seconds / every
+    if distance is not None:
+        seconds_per_step = mean_seconds / distance
     elif len(steps) > 1:
         seconds_per_step = math.fsum(seconds_by_step.values()) / len(table.numbers)
-    return RareWork(kind, is_break, tuple(ranks), steps, mean_seconds, every, seconds_per_step)
+    return RareWork(kind, is_break, tuple(ranks), steps, mean_seconds, distance, seconds_per_step)
 
 
 def _distance(steps: Sequence[int]) -> float | None:

@@ -151,8 +151,8 @@ def _own_code(parts: JobParts, table: JobStepTimes) -> SlowCause | None:
         return None
     cost = part_cost(table, "other")
     code = top_line(parts.records, "other")
-    where = f", most of it at {code}" if code is not None else ""
-    evidence = f"{seconds(cost.value)} of each step is code between loading, the passes and the optimizer{where}"
+    location = f", most of it at {code}" if code is not None else ""
+    evidence = f"{seconds(cost.value)} of each step is code between loading, the passes and the optimizer{location}"
     change = "Move that work out of the loop, do it every 50 steps, or read values only where they are logged"
     return SlowCause(
         "own-code", "is code outside of the passes", evidence, change, cost, saving, weight=saving.value, code=code

@@ -156,11 +156,22 @@ def test_threads_of_ranks_on_a_gpu_are_no_cause() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bucket_cap_mb", "advice"), [(400.0, "bucket_cap_mb=25 (now 400;"), (25.0, "accumulate 10 micro-batches")]
+    ("parameters", "bucket_cap_mb", "advice"),
+    [
+        (86_000_000, 400.0, "bucket_cap_mb=25 (now 400;"),
+        (86_000_000, 25.0, "accumulate 10 micro-batches"),
+        (300_000, 25.0, "accumulate 10 micro-batches"),
+    ],
 )
-def test_advice_on_a_slow_link_depends_on_the_buckets(bucket_cap_mb: float, advice: str) -> None:
-    """328 MiB of gradients fit one bucket of 400 MiB. 103 of 200 ms: 9.4 times the other 97 ms leave a tenth of it."""
-    job = SimulatedJob(planted={"transfer": lambda rank, step: 0.1}, model_fields={"bucket_cap_mb": bucket_cap_mb})
+def test_advice_on_a_slow_link_depends_on_the_buckets(parameters: int, bucket_cap_mb: float, advice: str) -> None:
+    """328 MiB of gradients fit one bucket of 400 MiB, and 1.1 MiB are too few to share out over several.
+
+    103 of 200 ms: 9.4 times the other 97 ms leave a tenth of it.
+    """
+    job = SimulatedJob(
+        planted={"transfer": lambda rank, step: 0.1},
+        model_fields={"trainable_parameters": parameters, "bucket_cap_mb": bucket_cap_mb},
+    )
     cause = first_cause(job)
     assert advice in cause.change
     assert "vitscale check" in cause.change

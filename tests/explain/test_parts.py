@@ -108,6 +108,27 @@ def test_periodic_work_inside_steps_is_taken_out_of_the_usual_step(distance: int
     assert hand_parts(parts, 1)["wait"] == pytest.approx(0.0)
 
 
+def test_a_machine_that_is_busy_for_a_moment_does_not_hide_that_logging_is_regular() -> None:
+    """Rank 0 logs for 300 ms every 10 steps; three times something else takes 60 ms, on either rank."""
+
+    def other_seconds(rank: int, step: int) -> float:
+        logging = 0.3 if rank == 0 and step % 10 == 0 else 0.0
+        return logging + (0.06 if (rank, step) in ((0, 13), (1, 14), (0, 27)) else 0.0)
+
+    logging, busy = parts_of(without_noise(planted={"other": other_seconds}).records()).rare
+    assert (logging.ranks, logging.every, logging.times) == ((0,), 10, 4)
+    assert logging.seconds == pytest.approx(0.3)
+    assert (busy.ranks, busy.every, busy.times) == ((0, 1), None, 3)
+    assert busy.seconds_per_step == pytest.approx(3 * 0.06 / 39)
+
+
+def test_two_times_that_are_close_by_chance_are_not_regular() -> None:
+    breaks = {12: {0: 1.0, 1: 1.0}, 14: {0: 1.0, 1: 1.0}}
+    (pauses,) = parts_of(without_noise(breaks=breaks, break_kind="other").records()).rare
+    assert (pauses.every, pauses.times) == (None, 2)
+    assert pauses.seconds_per_step == pytest.approx(2 / 39)
+
+
 def test_a_time_that_lies_in_a_profiled_step_leaves_the_period_as_it_is() -> None:
     records = []
     for record in without_noise(planted={"other": lambda rank, step: 0.3 if step % 10 == 0 else 0.0}).records():

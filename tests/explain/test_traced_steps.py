@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hooked_factory import SimulatedJob
-from kineto_traces import A100, ALEXNET, trace_path
+from kineto_traces import A100, MI300X, trace_path
 from vitscale.explanation.answer import explain_ranks
 from vitscale.explanation.parts import StepPart, job_parts
 from vitscale.explanation.rank_record import HookedRank
@@ -162,7 +162,7 @@ def test_a_trace_that_is_damaged_is_left_out_and_said(tmp_path: Path) -> None:
     assert [rank.rank for rank in parts.ranks] == [0]
 
 
-@pytest.mark.parametrize(("name", "world_size"), [(A100, 2), (ALEXNET, 1)])
+@pytest.mark.parametrize(("name", "world_size"), [(A100, 2), (MI300X, 8)])
 def test_parts_of_real_traces_add_up(name: str, world_size: int, tmp_path: Path) -> None:
     records = []
     for record in job(tmp_path, [], world_size=world_size)[:1]:

@@ -14,10 +14,15 @@ from vitscale.explanation.host_waits import waiting_line
 from vitscale.explanation.parts import JobParts, job_parts
 from vitscale.explanation.rank_record import HookedRank
 from vitscale.explanation.rare_causes import rare_text
+from vitscale.explanation.rare_work import RareWork
 from vitscale.present.units import counted, number, percent, seconds
 
 _NOTICEABLE_SHARE = 0.05
 """Share of the step from which waiting by turns is mentioned."""
+_NOTICEABLE_RARE_SHARE = 0.02
+"""Share of the step from which rare work inside steps is mentioned."""
+_NOTICEABLE_STEPS = 3.0
+"""Usual steps that rare work must take which was seen once inside a step."""
 _FEWEST_SURE_STEPS = 6
 """Timed steps below which no interval is given."""
 _FAST_BF16_FACTOR = 1.5
@@ -119,7 +124,21 @@ def _few_steps(parts: JobParts) -> list[str]:
 def _rare_sentences(parts: JobParts, causes: Sequence[SlowCause]) -> list[str]:
     """Return a sentence for each rare work that is no cause: it takes little, or was seen once."""
     cause_seconds = {cause.cost.value for cause in causes if cause.cost is not None}
-    return [rare_text(work, parts) for work in parts.rare if work.seconds_per_step not in cause_seconds]
+    sentences = []
+    for work in parts.rare:
+        is_cause = work.seconds_per_step in cause_seconds
+        if not is_cause and _is_noticeable(work, parts):
+            sentences.append(rare_text(work, parts))
+    return sentences
+
+
+def _is_noticeable(work: RareWork, parts: JobParts) -> bool:
+    """Whether rare work is worth a sentence; a step that is longer now and then is not, on a busy machine."""
+    if work.is_break:
+        return True
+    if work.seconds_per_step is None:
+        return work.seconds >= _NOTICEABLE_STEPS * parts.step.value
+    return work.seconds_per_step >= _NOTICEABLE_RARE_SHARE * parts.mean_step_seconds
 
 
 def _turns(parts: JobParts, jitter_seconds: float | None) -> list[str]:

@@ -91,13 +91,6 @@ class JobParts:
             means[part] = whole_mean([rank.parts[part] for rank in self.ranks])
         return means
 
-    @property
-    def slowest_rank(self) -> RankStepParts | None:
-        """The rank with most work of its own; None for one rank, or where ranks cannot be compared."""
-        if len(self.ranks) < 2 or self.table.mixed_reason:
-            return None
-        return max(self.ranks, key=lambda rank: rank.own_seconds)
-
 
 def job_parts(records: Sequence[HookedRank], traces: Path | None) -> JobParts | None:
     """Divide the steps of a job; None where no rank finished a step that all others finished too.

@@ -32,6 +32,12 @@ _USUAL_QUANTILE = 0.75
 """Quantile of a part that is still usual, whatever the others are: two kinds of steps may alternate."""
 _QUANTILE_DEVIATIONS = 0.674
 """How many deviations above the median that quantile of a normal distribution is."""
+_LEAST_OF_ONE_WORK = 0.5
+"""Share of the longest time of some work that its other times take at least."""
+_MOST_WORKS = 3
+"""Most works that are told apart in a part."""
+_LEAST_REGULAR_SHARE = 0.5
+"""Share of the times that a distance lets expect which must be seen for the work to be regular."""
 _GAP_TOLERANCE = 0.1
 """Share by which the distance between two times may differ from the usual one, for the work to be regular."""
 _LONGEST_BREAK_SECONDS = 1e6
@@ -93,7 +99,7 @@ def usual_steps(table: JobStepTimes, records: Sequence[HookedRank], *, looks_int
             is_rare = _rare_cells(between_breaks, part, _least_distance(part, records))
             if is_rare.any():
                 usual = _with_usual_part(usual, part, is_rare)
-                rare_parts.append(_rare_part(between_breaks, part, is_rare))
+                rare_parts += _rare_in_part(between_breaks, part, is_rare)
     removed_seconds = between_breaks.slowest_own - usual.slowest_own  # (S,)
     least_seconds = usual.own if not usual.mixed_reason else 0.0
     seconds = np.maximum(usual.seconds - removed_seconds, least_seconds)
@@ -142,16 +148,26 @@ def _with_usual_part(table: JobStepTimes, part: WorkPart, is_rare: BoolArray) ->
     return replace(table, work=work)
 
 
-def _rare_part(table: JobStepTimes, part: WorkPart, is_rare: BoolArray) -> RareWork:
-    """Return the rare work in a part; ranks that do it in the same step do it beside one another."""
+def _rare_in_part(table: JobStepTimes, part: WorkPart, is_rare: BoolArray) -> list[RareWork]:
+    """Return the rare works in a part, the longest first; ranks that do one in the same step do it beside one another.
+
+    Times of one work are alike: those below half of the longest are of another work. So a machine that is busy for a
+    moment does not hide that logging comes every tenth step.
+    """
     values = table.work[part]
     usual_means = np.nanmean(np.where(is_rare, np.nan, values), axis=1, keepdims=True)
-    excess = np.where(is_rare, values - usual_means, 0.0).max(axis=0)  # (S,)
-    ranks = [rank for rank, row in zip(table.ranks, is_rare, strict=True) if row.any()]
-    seconds_by_step: dict[int, float] = {}
-    for position in np.flatnonzero(excess > 0):
-        seconds_by_step[int(table.numbers[position])] = float(excess[position])
-    return _rare_work(part, ranks, seconds_by_step, table, is_break=False)
+    excess = np.where(is_rare, values - usual_means, 0.0)  # (R, S)
+    longest = excess.max(axis=0)  # (S,)
+    works: list[RareWork] = []
+    while (longest > 0).any():
+        least = longest.max() * _LEAST_OF_ONE_WORK if len(works) < _MOST_WORKS - 1 else 0.0
+        is_of_work = (longest > 0) & (longest >= least)
+        ranks = [rank for rank, row in zip(table.ranks, excess, strict=True) if (row[is_of_work] >= least).any()]
+        positions = np.flatnonzero(is_of_work)
+        seconds_by_step = dict(zip(table.numbers[positions].tolist(), longest[positions].tolist(), strict=True))
+        works.append(_rare_work(part, ranks, seconds_by_step, table, is_break=False))
+        longest = np.where(is_of_work, 0.0, longest)
+    return works
 
 
 class _Break(NamedTuple):
@@ -241,7 +257,7 @@ def _rare_work(
     """
     steps = tuple(sorted(seconds_by_step))
     mean_seconds = statistics.fmean(seconds_by_step.values())
-    distance = _distance(steps)
+    distance = _distance(steps, observed_steps=int(table.numbers[-1] - table.numbers[0]) + 1)
     seconds_per_step = None
     if distance is not None:
         seconds_per_step = mean_seconds / distance
@@ -250,10 +266,15 @@ def _rare_work(
     return RareWork(kind, is_break, tuple(ranks), steps, mean_seconds, distance, seconds_per_step)
 
 
-def _distance(steps: Sequence[int]) -> float | None:
+def _distance(steps: Sequence[int], observed_steps: int) -> float | None:
     """Return the steps from one time to the next; None for a single time, or unequal distances.
 
-    Steps that are not timed, such as profiled ones, hide a time now and then: 9, 19, 39 are 10 apart too.
+    Steps that are not timed, such as profiled ones, hide a time now and then: 9, 19, 39 are 10 apart too. But 12 and 14
+    alone, of 100 steps, are not 2 apart: there would be 50 of them.
+
+    Args:
+        steps: numbers of the steps, in rising order.
+        observed_steps: from the first to the last step that was looked at.
     """
     if len(steps) < 2:
         return None
@@ -266,4 +287,6 @@ def _distance(steps: Sequence[int]) -> float | None:
         if abs(gap - periods_in_gap * usual) > tolerance:
             return None
         periods += periods_in_gap
-    return (steps[-1] - steps[0]) / periods
+    distance = (steps[-1] - steps[0]) / periods
+    is_often_enough = len(steps) >= _LEAST_REGULAR_SHARE * math.floor(observed_steps / distance)
+    return distance if is_often_enough else None

@@ -27,6 +27,8 @@ _GOOD_TRANSFER_SHARE = 0.1
 """Share of the step that accumulation of gradients is to bring the transfer down to."""
 _MOST_ACCUMULATION = 64
 _DEFAULT_BUCKET_MB = 25.0
+_LEAST_BUCKET_MB = 2
+"""MiB of a bucket below which latency, not bandwidth, decides how long its transfer takes."""
 _USUAL_BUCKETS = 4
 _WITH_FUSED_UPDATE = ("Adam", "AdamW", "SGD", "Adagrad")
 """Optimizers of torch that have `fused=True`, on a CPU too."""
@@ -100,8 +102,8 @@ def _advice_on_exchange(parts: JobParts, transfer_seconds: float) -> str:
     bucket_mb = record.model.bucket_cap_mb if record.model is not None else None
     network = "check the network: vitscale check"
     if gradient_bytes is not None and bucket_mb is not None and gradient_bytes <= bucket_mb * _MB:
-        smaller_mb = max(1, math.ceil(min(gradient_bytes / _MB / _USUAL_BUCKETS, _DEFAULT_BUCKET_MB)))
-        if smaller_mb < bucket_mb:
+        smaller_mb = math.ceil(min(gradient_bytes / _MB / _USUAL_BUCKETS, _DEFAULT_BUCKET_MB))
+        if _LEAST_BUCKET_MB <= smaller_mb < bucket_mb:
             one_bucket = "all gradients are in one bucket, so that nothing is sent before backward ends"
             return f"Set DDP's bucket_cap_mb={smaller_mb} (now {bucket_mb:.3g}; {one_bucket}), and {network}"
     micro_steps = _micro_steps(record)

@@ -15,7 +15,7 @@ from vitscale.explanation.rare_causes import cause_kind
 from vitscale.explanation.rare_work import RareWork
 from vitscale.present import document as doc
 from vitscale.present.data import estimate_fields, finding_fields
-from vitscale.present.units import counted, listed, number, percent, seconds, time_unit
+from vitscale.present.units import NO_BREAK_SPACE, counted, listed, number, percent, seconds, time_unit
 
 PART_NAMES: Mapping[StepPart, str] = {
     "data": "data wait",
@@ -35,7 +35,7 @@ _MOST_ROWS = 7
 _ROWS_BESIDE_TWO_CAUSES = 5
 """Rows of the table on the first screen, which has 25 lines."""
 _LEAST_SHOWN_SHARE = 0.02
-"""Share of the step below which a part has no row of its own, and a rank is not clearly the slowest."""
+"""Share of the step below which a part has no row of its own."""
 _MOST_FILES = 3
 
 
@@ -58,7 +58,8 @@ def answer_document(answer: ExplainAnswer, session: SessionFacts) -> doc.Documen
     blocks: list[doc.Block] = [doc.Paragraph(f"{_capitalised(answer.summary)}.", "strong")]
     if answer.parts is not None and answer.parts.ranks:
         has_two_causes = len(answer.causes) >= _MOST_SHOWN_CAUSES
-        blocks.append(parts_table(answer.parts, _ROWS_BESIDE_TWO_CAUSES if has_two_causes else _MOST_ROWS))
+        most_rows = _ROWS_BESIDE_TWO_CAUSES if has_two_causes else _MOST_ROWS
+        blocks.append(parts_table(answer.parts, _slow_rank(answer), most_rows))
     step_seconds = answer.parts.mean_step_seconds if answer.parts is not None else 0.0
     findings = [cause_finding(cause, step_seconds) for cause in answer.causes]
     blocks += _with_session(findings[:_MOST_SHOWN_CAUSES], session.findings)
@@ -80,23 +81,23 @@ def _capitalised(sentence: str) -> str:
     return sentence[:1].upper() + sentence[1:]
 
 
-def parts_table(parts: JobParts, most_rows: int = _MOST_ROWS) -> doc.Table:
+def parts_table(parts: JobParts, slowest: RankStepParts | None, most_rows: int) -> doc.Table:
     """Return the table of where the time goes: a row for each large part of the mean step, the largest first.
 
     Args:
         parts: the job.
+        slowest: the rank that gets a column of its own; None: there is no such rank.
         most_rows: rows; the smallest parts share the last one.
     """
     mean_step = parts.mean_step_seconds
-    slowest = _clearly_slowest(parts)
     unit = time_unit([mean_step])
     columns = [doc.Column("part", words=True), doc.Column("share"), doc.Column(unit.sign)]
     title = "Where the time of a mean step goes"
     if len(parts.ranks) > 1:
-        title += f", mean of {len(parts.ranks)} ranks"
+        title += f": mean of {len(parts.ranks)} ranks"
     if slowest is not None:
-        columns.append(doc.Column("slowest"))
-        title += f" and rank {slowest.rank}, the slowest"
+        columns.append(doc.Column(f"rank{NO_BREAK_SPACE}{slowest.rank}"))
+        title += f", and the slowest, rank {slowest.rank}"
     all_rows = [*_step_rows(parts, slowest), *(_rare_row(work, parts) for work in parts.rare)]
     known_rows = sorted((row for row in all_rows if row.mean_seconds), key=lambda row: -row.mean_seconds)
     cells = []
@@ -106,13 +107,15 @@ def parts_table(parts: JobParts, most_rows: int = _MOST_ROWS) -> doc.Table:
     return doc.table(columns, cells, title=title, always=["part", "share"])
 
 
-def _clearly_slowest(parts: JobParts) -> RankStepParts | None:
-    """Return the rank with most work of its own; None where ranks are much alike, or cannot be compared."""
-    slowest = parts.slowest_rank
-    if slowest is None:
+def _slow_rank(answer: ExplainAnswer) -> RankStepParts | None:
+    """Return the parts of the rank that is a cause by itself; None where there is no such rank."""
+    if answer.parts is None:
         return None
-    mean_own = math.fsum(rank.own_seconds for rank in parts.ranks) / len(parts.ranks)
-    return slowest if slowest.own_seconds - mean_own > _LEAST_SHOWN_SHARE * parts.step.value else None
+    slow_ranks = {rank for cause in answer.causes if cause.kind == "slow-rank" for rank in cause.ranks}
+    for rank in answer.parts.ranks:
+        if rank.rank in slow_ranks:
+            return rank
+    return None
 
 
 def _with_rest(rows: Sequence[_PartRow], mean_step: float, most_rows: int) -> list[_PartRow]:
@@ -165,9 +168,12 @@ def _rare_row(work: RareWork, parts: JobParts) -> _PartRow:
         "slow-fetches": "slow fetches",
         "periodic-work": "periodic work (logging)",
     }
-    name = names[cause_kind(work, parts)]
+    kind = cause_kind(work, parts)
+    name = names[kind]
     if work.every is not None:
         name = f"{name}, every {counted(round(work.every), 'step')}"
+    elif kind == "periodic-work":
+        name = "longer now and then"
     return _PartRow(name, work.seconds_per_step or 0.0, work.seconds_per_step)
 
 

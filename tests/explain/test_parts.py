@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,6 +106,19 @@ def test_periodic_work_inside_steps_is_taken_out_of_the_usual_step(distance: int
     assert logging.seconds == pytest.approx(0.3)
     assert parts.step.value == pytest.approx(0.1)
     assert hand_parts(parts, 1)["wait"] == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("part", ["other", "data"])
+def test_a_wait_in_forward_for_the_rare_work_of_another_rank_is_not_counted_again(part: str) -> None:
+    """As where DDP exchanges buffers: rank 1 waits in its forward while rank 0 logs, or fetches a slow batch."""
+
+    def waiting(guilty: int) -> Callable[[int, int], float]:
+        return lambda rank, step: 0.3 if rank == guilty and step % 10 == 0 else 0.0
+
+    parts = parts_of(without_noise(planted={part: waiting(0), "forward": waiting(1)}).records())
+    (work,) = parts.rare
+    assert (work.kind, work.ranks, work.every) == (part, (0,), 10)
+    assert parts.mean_step_seconds == pytest.approx(0.13)
 
 
 def test_a_machine_that_is_busy_for_a_moment_does_not_hide_that_logging_is_regular() -> None:

@@ -18,11 +18,13 @@ import numpy as np
 
 from vitscale.base.arrays import BoolArray, FloatArray
 from vitscale.explanation.rank_record import HookedRank
-from vitscale.explanation.step_table import WORK_PARTS, JobStepTimes, WorkPart
+from vitscale.explanation.step_table import JobStepTimes, WorkPart
 from vitscale.hook import lines
 
 _LEAST_SHARE_OF_STEP = 0.1
 """Share of the usual step by which a part must be longer than usual, for the step to hold rare work."""
+_LEAST_REMOVED_SHARE = 0.01
+"""Share of the usual step by which the job's step must be shorter without rare work; less is chance or rounding."""
 _DEVIATIONS = 6.0
 """Deviations of the part's noise by which it must be longer too."""
 _MAD_TO_SIGMA = 1.4826
@@ -41,6 +43,11 @@ _LEAST_REGULAR_SHARE = 0.5
 _GAP_TOLERANCE = 0.1
 """Share by which the distance between two times may differ from the usual one, for the work to be regular."""
 _LONGEST_BREAK_SECONDS = 1e6
+_PARTS_THAT_WAIT_FIRST: tuple[WorkPart, ...] = (
+    "forward", "backward", "optimizer", "copy", "launch_gaps", "other", "data",
+)  # fmt: skip
+"""The order in which rare work is taken out. In the passes a rank may wait for another one's rare work, as where DDP
+exchanges the buffers of batch norms; taken out first, such a wait shortens no step of the job and so costs nothing."""
 BREAK_NAMES = {"evaluation": "evaluation", "checkpoint": "checkpoint", "other": "pause between steps"}
 
 
@@ -94,12 +101,14 @@ def usual_steps(table: JobStepTimes, records: Sequence[HookedRank], *, looks_int
         return UsualSteps(between_breaks, tuple(rare_breaks))
     usual = between_breaks
     rare_parts: list[RareWork] = []
-    for part in WORK_PARTS:
-        if between_breaks.part_is_known(part):
-            is_rare = _rare_cells(between_breaks, part, _least_distance(part, records))
-            if is_rare.any():
-                usual = _with_usual_part(usual, part, is_rare)
-                rare_parts += _rare_in_part(between_breaks, part, is_rare)
+    for part in _PARTS_THAT_WAIT_FIRST:
+        if not usual.part_is_known(part):
+            continue
+        is_rare = _rare_cells(usual, part, _least_distance(part, records))
+        if is_rare.any():
+            changed = _with_usual_part(usual, part, is_rare)
+            rare_parts += _rare_in_part(part, usual, is_rare, usual.slowest_own - changed.slowest_own)
+            usual = changed
     removed_seconds = between_breaks.slowest_own - usual.slowest_own  # (S,)
     least_seconds = usual.own if not usual.mixed_reason else 0.0
     seconds = np.maximum(usual.seconds - removed_seconds, least_seconds)
@@ -148,25 +157,32 @@ def _with_usual_part(table: JobStepTimes, part: WorkPart, is_rare: BoolArray) ->
     return replace(table, work=work)
 
 
-def _rare_in_part(table: JobStepTimes, part: WorkPart, is_rare: BoolArray) -> list[RareWork]:
+def _rare_in_part(
+    part: WorkPart, table: JobStepTimes, is_rare: BoolArray, removed_seconds: FloatArray
+) -> list[RareWork]:
     """Return the rare works in a part, the longest first; ranks that do one in the same step do it beside one another.
 
     Times of one work are alike: those below half of the longest are of another work. So a machine that is busy for a
     moment does not hide that logging comes every tenth step.
+
+    Args:
+        part: the part.
+        table: the steps, with the rare work.
+        is_rare: which steps of which ranks hold it, (R, S).
+        removed_seconds: by how much each of the job's steps is shorter without it, (S,).
     """
-    values = table.work[part]
-    usual_means = np.nanmean(np.where(is_rare, np.nan, values), axis=1, keepdims=True)
-    excess = np.where(is_rare, values - usual_means, 0.0)  # (R, S)
-    longest = excess.max(axis=0)  # (S,)
+    least_removed = _LEAST_REMOVED_SHARE * float(np.median(table.seconds))
+    shortens_step = is_rare.any(axis=0) & (removed_seconds > least_removed)
+    remaining = np.where(shortens_step, removed_seconds, 0.0)  # (S,)
     works: list[RareWork] = []
-    while (longest > 0).any():
-        least = longest.max() * _LEAST_OF_ONE_WORK if len(works) < _MOST_WORKS - 1 else 0.0
-        is_of_work = (longest > 0) & (longest >= least)
-        ranks = [rank for rank, row in zip(table.ranks, excess, strict=True) if (row[is_of_work] >= least).any()]
+    while (remaining > 0).any():
+        least = remaining.max() * _LEAST_OF_ONE_WORK if len(works) < _MOST_WORKS - 1 else 0.0
+        is_of_work = (remaining > 0) & (remaining >= least)
+        ranks = [rank for rank, row in zip(table.ranks, is_rare, strict=True) if row[is_of_work].any()]
         positions = np.flatnonzero(is_of_work)
-        seconds_by_step = dict(zip(table.numbers[positions].tolist(), longest[positions].tolist(), strict=True))
+        seconds_by_step = dict(zip(table.numbers[positions].tolist(), remaining[positions].tolist(), strict=True))
         works.append(_rare_work(part, ranks, seconds_by_step, table, is_break=False))
-        longest = np.where(is_of_work, 0.0, longest)
+        remaining = np.where(is_of_work, 0.0, remaining)
     return works
 
 

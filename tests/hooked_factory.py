@@ -52,14 +52,14 @@ class SimulatedJob:
     model_fields: Mapping[str, Any] = field(default_factory=dict)
     loader_fields: Mapping[str, Any] = field(default_factory=dict)
     optimizer_fields: Mapping[str, Any] = field(default_factory=dict)
-    samples: Mapping[int, Sequence[lines.SamplesLine]] = field(default_factory=dict)
+    samples: Mapping[int, Sequence[lines.HookedSamplesLine]] = field(default_factory=dict)
 
     def records(self) -> list[HookedRank]:
         """What the ranks record."""
         noise = random.Random(self.seed)
         ready = [0.0] * self.ranks
-        steps: list[list[lines.StepLine]] = [[] for _ in range(self.ranks)]
-        breaks: list[list[lines.BreakLine]] = [[] for _ in range(self.ranks)]
+        steps: list[list[lines.HookedStepLine]] = [[] for _ in range(self.ranks)]
+        breaks: list[list[lines.HookedBreakLine]] = [[] for _ in range(self.ranks)]
         for step in range(1, self.steps + 1):
             works = [self._work(rank, step, noise) for rank in range(self.ranks)]
             arrivals = [
@@ -75,7 +75,7 @@ class SimulatedJob:
                 ready[rank] += line.seconds
                 pause = self.breaks.get(step, {}).get(rank)
                 if pause is not None:
-                    breaks[rank].append(lines.BreakLine(step, int(1e9 * ready[rank]), pause, self.break_kind))
+                    breaks[rank].append(lines.HookedBreakLine(step, int(1e9 * ready[rank]), pause, self.break_kind))
                     ready[rank] += pause
         return [self._record(rank, steps[rank], breaks[rank]) for rank in range(self.ranks)]
 
@@ -97,9 +97,11 @@ class SimulatedJob:
                 work[name] += planted(rank, step)
         return work
 
-    def _line(self, rank: int, step: int, began: float, work: Mapping[str, float], exchange: float) -> lines.StepLine:
+    def _line(
+        self, rank: int, step: int, began: float, work: Mapping[str, float], exchange: float
+    ) -> lines.HookedStepLine:
         is_known = self.knows_own_backward and self.ranks > 1
-        return lines.StepLine(
+        return lines.HookedStepLine(
             number=step,
             began_ns=int(1e9 * began),
             seconds=sum(work.values()) + exchange,
@@ -115,7 +117,9 @@ class SimulatedJob:
             other_seconds=work["other"],
         )
 
-    def _record(self, rank: int, steps: Sequence[lines.StepLine], breaks: Sequence[lines.BreakLine]) -> HookedRank:
+    def _record(
+        self, rank: int, steps: Sequence[lines.HookedStepLine], breaks: Sequence[lines.HookedBreakLine]
+    ) -> HookedRank:
         strategy = "DDP" if self.ranks > 1 else "none"
         rank_fields: dict[str, Any] = {
             "rank": rank, "world_size": self.ranks, "local_rank": rank, "local_world_size": self.ranks, "host": HOST,
@@ -133,16 +137,16 @@ class SimulatedJob:
         }  # fmt: skip
         optimizer_fields: dict[str, Any] = {"class_name": "AdamW", "groups": 1, "fused": None, "foreach": None}
         return HookedRank(
-            rank=lines.RankLine(**{**rank_fields, **self.rank_fields}),
-            model=lines.ModelLine(**{**model_fields, **self.model_fields}),
-            loader=lines.LoaderLine(**{**loader_fields, **self.loader_fields}),
-            optimizer=lines.OptimizerLine(**{**optimizer_fields, **self.optimizer_fields}),
+            rank=lines.HookedRankLine(**{**rank_fields, **self.rank_fields}),
+            model=lines.HookedModelLine(**{**model_fields, **self.model_fields}),
+            loader=lines.HookedLoaderLine(**{**loader_fields, **self.loader_fields}),
+            optimizer=lines.HookedOptimizerLine(**{**optimizer_fields, **self.optimizer_fields}),
             steps=steps,
             breaks=breaks,
             samples=tuple(self.samples.get(rank, ())),
         )
 
 
-def samples(part: str, rows: Sequence[tuple[str, int, str, int]], of_all: int) -> lines.SamplesLine:
+def samples(part: str, rows: Sequence[tuple[str, int, str, int]], of_all: int) -> lines.HookedSamplesLine:
     """Samples of a part: rows of (file, line, function, count)."""
-    return lines.SamplesLine(part, [lines.SampleRow(*row, of_all=of_all) for row in rows])
+    return lines.HookedSamplesLine(part, [lines.SampleRow(*row, of_all=of_all) for row in rows])

@@ -229,7 +229,7 @@ def test_one_thread_on_many_cores_is_worth_a_try() -> None:
 def test_profiled_and_tried_steps_are_not_timed() -> None:
     job = SimulatedJob()
 
-    def slowed(change: Callable[[lines.StepLine], lines.StepLine]) -> float:
+    def slowed(change: Callable[[lines.HookedStepLine], lines.HookedStepLine]) -> float:
         records = []
         for record in job.records():
             steps = [change(step) if 20 <= step.number < 23 else step for step in record.steps]

@@ -179,7 +179,7 @@ def test_an_interval_holds_the_true_mean_about_as_often_as_it_says() -> None:
     assert 88 <= hits <= 100
 
 
-def with_steps(record: HookedRank, steps: Sequence[lines.StepLine]) -> HookedRank:
+def with_steps(record: HookedRank, steps: Sequence[lines.HookedStepLine]) -> HookedRank:
     return replace(record, steps=steps)
 
 
@@ -286,8 +286,8 @@ def test_parts_of_a_gpu_s_step_are_unavailable_without_a_trace() -> None:
 
 def test_breaks_with_impossible_times_are_left_out() -> None:
     record = without_noise(ranks=1).records()[0]
-    breaks = [lines.BreakLine(10, 0, math.nan, "evaluation"), lines.BreakLine(20, 0, -1.0, "odd kind")]
-    breaks += [lines.BreakLine(10**12, 0, 5.0, "other"), lines.BreakLine(30, 0, 1.0, "odd kind")]
+    breaks = [lines.HookedBreakLine(10, 0, math.nan, "evaluation"), lines.HookedBreakLine(20, 0, -1.0, "odd kind")]
+    breaks += [lines.HookedBreakLine(10**12, 0, 5.0, "other"), lines.HookedBreakLine(30, 0, 1.0, "odd kind")]
     (pause,) = parts_of([replace(record, breaks=breaks)]).rare
     assert (pause.kind, pause.after_steps) == ("other", (30,))
 

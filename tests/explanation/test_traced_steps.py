@@ -83,7 +83,7 @@ def job(folder: Path, traces: Sequence[Mapping[str, Any]], *, world_size: int | 
         if number < len(traces):
             name = f"node-{number}.json.gz"
             (folder / name).write_bytes(gzip.compress(json.dumps(traces[number]).encode(), 1))
-            record = replace(record, profile=lines.ProfileLine(first_step=20, steps=STEPS, trace=name))
+            record = replace(record, profile=lines.HookedProfileLine(first_step=20, steps=STEPS, trace=name))
         records.append(record)
     return records
 
@@ -145,7 +145,8 @@ def test_a_trace_outside_the_folder_is_not_read(name: str, tmp_path: Path) -> No
     (tmp_path / "traces").mkdir()
     (tmp_path / "outside.json.gz").write_bytes(gzip.compress(json.dumps(trace(0)).encode()))
     records = [
-        replace(record, profile=lines.ProfileLine(20, STEPS, name)) for record in job(tmp_path / "traces", [trace(0)])
+        replace(record, profile=lines.HookedProfileLine(20, STEPS, name))
+        for record in job(tmp_path / "traces", [trace(0)])
     ]
     parts = job_parts(records, tmp_path / "traces")
     assert parts is not None
@@ -166,7 +167,7 @@ def test_a_trace_that_is_damaged_is_left_out_and_said(tmp_path: Path) -> None:
 def test_parts_of_real_traces_add_up(name: str, world_size: int, tmp_path: Path) -> None:
     records = []
     for record in job(tmp_path, [], world_size=world_size)[:1]:
-        records.append(replace(record, profile=lines.ProfileLine(1, 3, name)))
+        records.append(replace(record, profile=lines.HookedProfileLine(1, 3, name)))
     (tmp_path / name).write_bytes(trace_path(name).read_bytes())
     parts = job_parts(records, tmp_path)
     assert parts is not None

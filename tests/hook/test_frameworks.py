@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hook_runs import run_hooked
-from vitscale.hook.lines import LoaderLine, ModelLine, OptimizerLine
+from vitscale.hook.lines import HookedLoaderLine, HookedModelLine, HookedOptimizerLine
 
 pytestmark = pytest.mark.ranks
 
@@ -43,11 +43,11 @@ def test_hugging_face_trainer(tmp_path: Path) -> None:
         (3, "evaluation", 2),
         (6, "evaluation", 2),
     ]
-    model = rank.of(ModelLine)[-1]
+    model = rank.of(HookedModelLine)[-1]
     assert (model.class_name, model.autocast, model.compiled) == ("ViTForImageClassification", "bfloat16", False)
-    (loader,) = rank.of(LoaderLine)
+    (loader,) = rank.of(HookedLoaderLine)
     assert (loader.batch_size, loader.dataset) == (4, "Pictures")
-    assert [line.class_name for line in rank.of(OptimizerLine)] == ["AdamW"]
+    assert [line.class_name for line in rank.of(HookedOptimizerLine)] == ["AdamW"]
     assert rank.notes == []
 
 
@@ -126,7 +126,7 @@ def test_deepspeed_steps_end_at_its_boundary(tmp_path: Path) -> None:
     (package / "engine.py").write_text(ENGINE_MODULE)
     rank = run_hooked(tmp_path, ENGINE).only_rank
     assert [(step.micro_steps, step.images) for step in rank.steps] == [(3, None), (3, None), (3, 15), (3, 15)]
-    model = rank.of(ModelLine)[-1]
+    model = rank.of(HookedModelLine)[-1]
     assert (model.class_name, model.strategy) == ("Linear", "DeepSpeed ZeRO-2")
-    assert [line.class_name for line in rank.of(OptimizerLine)] == ["SGD"]
+    assert [line.class_name for line in rank.of(HookedOptimizerLine)] == ["SGD"]
     assert rank.notes == []

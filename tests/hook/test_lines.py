@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vitscale.hook
-from vitscale.hook.lines import HookPlan, SampleRow, SamplesLine, StepLine, parse_line
+from vitscale.hook.lines import HookedSamplesLine, HookedStepLine, HookPlan, SampleRow, parse_line
 
 pytestmark = pytest.mark.computing
 
-STEP = StepLine(
+STEP = HookedStepLine(
     number=3,
     began_ns=10**15,
     seconds=0.25,
@@ -35,7 +35,7 @@ STEP = StepLine(
 
 def test_lines_come_back_as_they_went() -> None:
     rows = [SampleRow(file="train.py", line=7, function="<module>", count=3, of_all=4)]
-    for line in (STEP, SamplesLine(part="data", rows=rows)):
+    for line in (STEP, HookedSamplesLine(part="data", rows=rows)):
         assert parse_line(line.to_json()) == line
 
 
@@ -65,7 +65,7 @@ def test_a_wrong_value_is_refused_by_name(key: str, value: object, reason: str) 
 def test_a_missing_field_is_refused() -> None:
     values = json.loads(STEP.to_json())
     del values["seconds"]
-    with pytest.raises(ValueError, match="StepLine has no seconds"):
+    with pytest.raises(ValueError, match="HookedStepLine has no seconds"):
         parse_line(json.dumps(values))
 
 

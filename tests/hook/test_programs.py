@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from hook_runs import HookedRun, environment, place_hook, read_ranks, run_hooked
-from vitscale.hook.lines import HookPlan, LoaderLine, ModelLine, NoteLine, OptimizerLine, StepLine
+from vitscale.hook.lines import (
+    HookedLoaderLine,
+    HookedModelLine,
+    HookedNoteLine,
+    HookedOptimizerLine,
+    HookedStepLine,
+    HookPlan,
+)
 
 TRAINING = """
 import sys, time
@@ -92,12 +99,12 @@ say(hooked=len(hooked), copied=sum("_compiled_call_impl" in m.__dict__ for m in 
 )
 
 
-def parts_of(step: StepLine) -> float:
+def parts_of(step: HookedStepLine) -> float:
     parts = [step.data_seconds, step.forward_seconds, step.backward_seconds, step.optimizer_seconds]
     return sum(part or 0.0 for part in parts) + step.other_seconds
 
 
-def total(steps: Sequence[StepLine], field: str) -> float:
+def total(steps: Sequence[HookedStepLine], field: str) -> float:
     return sum(float(getattr(step, field)) for step in steps)
 
 
@@ -144,14 +151,14 @@ def test_evaluation_is_a_break_and_in_no_step(plain: HookedRun) -> None:
 
 def test_facts_of_model_loader_and_optimizers(plain: HookedRun) -> None:
     rank = plain.only_rank
-    model = rank.of(ModelLine)[-1]
+    model = rank.of(HookedModelLine)[-1]
     elements = 48 * 8 + 8 + 8 * 5 + 5
     assert (model.class_name, model.parameters, model.strategy) == ("Net", elements, "none")
     assert (model.dtype, model.compiled, model.autocast) == ("float32", False, "none")
-    (loader,) = rank.of(LoaderLine)
+    (loader,) = rank.of(HookedLoaderLine)
     assert (loader.workers, loader.batch_size, loader.dataset) == (0, 4, "Pictures")
     assert (loader.sampler, loader.prefetch_factor) == ("RandomSampler", None)
-    optimizers = [(line.class_name, line.groups) for line in rank.of(OptimizerLine)]
+    optimizers = [(line.class_name, line.groups) for line in rank.of(HookedOptimizerLine)]
     assert optimizers == [("AdamW", 2), ("SGD", 1)]
     assert (rank.rank.rank, rank.rank.world_size, rank.rank.threads, rank.rank.device) == (0, 1, 1, "cpu")
 
@@ -201,7 +208,7 @@ raise LookupError("of the program")
 def test_a_compiled_model_in_a_closure_is_timed_and_compiled_once(way: str, tmp_path: Path) -> None:
     run = run_hooked(tmp_path, COMPILED, options=[way])
     assert run.said("graphs") == 1, run.output
-    model = run.only_rank.of(ModelLine)[-1]
+    model = run.only_rank.of(HookedModelLine)[-1]
     assert (model.class_name, model.compiled) == ("Net", True)
     assert len(run.only_rank.steps) == 6
     for step in run.only_rank.steps[2:]:
@@ -240,7 +247,7 @@ def test_workers_write_nothing_and_are_ended_at_the_agreed_step(method: str, tmp
     assert len(rank.steps) == 9
     assert [step.number for step in rank.steps if step.profiled] == [4, 5]
     assert (rank.end.step, rank.end.reason, rank.end.cleaned) == (9, "agreed step", ["2 loader workers"])
-    (loader,) = rank.of(LoaderLine)
+    (loader,) = rank.of(HookedLoaderLine)
     assert (loader.workers, loader.prefetch_factor, loader.persistent_workers) == (2, 2, True)
 
 
@@ -300,6 +307,6 @@ def test_a_fault_of_the_hook_turns_it_off_and_the_program_goes_on(tmp_path: Path
     rank = run.only_rank
     assert len(rank.steps) == 4
     assert rank.steps[1].data_seconds is None
-    (note,) = rank.of(NoteLine)
+    (note,) = rank.of(HookedNoteLine)
     assert note.text.startswith("the hook turned itself off after step marks failed: TypeError")
     assert read_ranks(run.results)[0].end.step == 4

@@ -9,7 +9,7 @@ import statistics
 import pytest
 
 from hook_runs import HookedRun, run_hooked
-from vitscale.hook.lines import TRACES_FOLDER, HookPlan, ModelLine, ProfileLine
+from vitscale.hook.lines import TRACES_FOLDER, HookedModelLine, HookedProfileLine, HookPlan
 
 pytestmark = pytest.mark.ranks
 
@@ -91,7 +91,7 @@ def test_all_ranks_end_at_the_agreed_step_and_the_launcher_with_them(ddp: Hooked
 def test_accumulated_steps_have_two_micro_steps(ddp: HookedRun) -> None:
     for rank in ddp.ranks:
         assert {(step.micro_steps, step.images) for step in rank.steps[1:]} == {(2, 8)}
-        model = rank.of(ModelLine)[-1]
+        model = rank.of(HookedModelLine)[-1]
         assert (model.class_name, model.strategy, model.bucket_cap_mb) == ("Net", "DDP", 25)
 
 
@@ -116,7 +116,7 @@ def test_a_slow_backward_is_its_own_ranks_and_the_others_wait(ddp: HookedRun) ->
 def test_profiled_steps_are_marked_and_their_trace_can_be_read(ddp: HookedRun) -> None:
     for rank in ddp.ranks:
         assert [step.number for step in rank.steps if step.profiled] == [6, 7]
-        (profile,) = rank.of(ProfileLine)
+        (profile,) = rank.of(HookedProfileLine)
         assert (profile.first_step, profile.steps) == (6, 2)
         trace = json.loads(gzip.decompress((ddp.results / TRACES_FOLDER / profile.trace).read_bytes()))
         names = {event.get("name") for event in trace["traceEvents"]}

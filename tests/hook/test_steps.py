@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vitscale.hook.lines import BreakLine
+from vitscale.hook.lines import HookedBreakLine
 from vitscale.hook.marks import BACKWARD, CHECKPOINT, DATA, EVALUATION, FORWARD, OPTIMIZER, Mark
 from vitscale.hook.steps import BackwardTimes, ClosedStep, DividedStep, Pause, divide
 from vitscale.hook.training_loaders import TrainingLoaders
@@ -76,7 +76,7 @@ def test_an_evaluation_before_the_step_is_a_break_with_the_time_around_it() -> N
         *(data(20, 25), mark(FORWARD, 25, 26), mark(BACKWARD, 26, 28), mark(OPTIMIZER, 28, 30)),
         end_ms=30,
     )
-    expected = BreakLine(after_step=4, began_ns=0, seconds=0.020, kind="evaluation", evaluated_batches=2)
+    expected = HookedBreakLine(after_step=4, began_ns=0, seconds=0.020, kind="evaluation", evaluated_batches=2)
     assert result.break_lines == [expected]
     assert result.step.began_ns == 20 * MS
     assert result.step.seconds == pytest.approx(0.010)

@@ -80,7 +80,7 @@ def read_rank_files(folder: ExplainFolder, environment: Mapping[str, str] = os.e
     return RankFiles(tuple(ranks), tuple(problems))
 
 
-def trace_path(folder: ExplainFolder, profile: lines.ProfileLine) -> Path | None:
+def trace_path(folder: ExplainFolder, profile: lines.HookedProfileLine) -> Path | None:
     """Return the trace of a rank's profiled steps; None where it is no file in the folder of traces.
 
     The name comes from the rank's file: it may hold no folder, and a link is not followed.
@@ -99,18 +99,18 @@ def trace_path(folder: ExplainFolder, profile: lines.ProfileLine) -> Path | None
 class _LinesByKind:
     """The lines of one file, as they are read. Of lines that are written again the last one counts."""
 
-    rank: lines.RankLine | None = None
-    model: lines.ModelLine | None = None
-    loader: lines.LoaderLine | None = None
-    optimizers: dict[str, lines.OptimizerLine] = field(default_factory=dict)
+    rank: lines.HookedRankLine | None = None
+    model: lines.HookedModelLine | None = None
+    loader: lines.HookedLoaderLine | None = None
+    optimizers: dict[str, lines.HookedOptimizerLine] = field(default_factory=dict)
     """Class name -> its last line."""
-    steps: dict[int, lines.StepLine] = field(default_factory=dict)
+    steps: dict[int, lines.HookedStepLine] = field(default_factory=dict)
     """Number -> step."""
-    breaks: list[lines.BreakLine] = field(default_factory=list)
-    samples: dict[str, lines.SamplesLine] = field(default_factory=dict)
+    breaks: list[lines.HookedBreakLine] = field(default_factory=list)
+    samples: dict[str, lines.HookedSamplesLine] = field(default_factory=dict)
     """Part of the step -> its last line."""
-    profile: lines.ProfileLine | None = None
-    end: lines.EndLine | None = None
+    profile: lines.HookedProfileLine | None = None
+    end: lines.HookedEndLine | None = None
     notes: list[str] = field(default_factory=list)
 
     def add(self, line: lines.Line) -> None:
@@ -120,27 +120,27 @@ class _LinesByKind:
             ValueError: its numbers cannot be.
         """
         match line:
-            case lines.RankLine():
+            case lines.HookedRankLine():
                 self.rank = _checked_rank(line)
-            case lines.ModelLine():
+            case lines.HookedModelLine():
                 self.model = line
-            case lines.LoaderLine():
+            case lines.HookedLoaderLine():
                 self.loader = line
-            case lines.OptimizerLine():
+            case lines.HookedOptimizerLine():
                 self.optimizers[line.class_name] = line
-            case lines.StepLine():
+            case lines.HookedStepLine():
                 self.steps[line.number] = _checked_step(line)
-            case lines.BreakLine():
+            case lines.HookedBreakLine():
                 if line.seconds < 0:
                     raise ValueError("a break of negative length")
                 self.breaks.append(line)
-            case lines.SamplesLine():
+            case lines.HookedSamplesLine():
                 self.samples[line.part] = line
-            case lines.ProfileLine():
+            case lines.HookedProfileLine():
                 self.profile = line
-            case lines.EndLine():
+            case lines.HookedEndLine():
                 self.end = line
-            case lines.NoteLine() if len(self.notes) < _MOST_NOTES:
+            case lines.HookedNoteLine() if len(self.notes) < _MOST_NOTES:
                 self.notes.append(line.text)
 
     def record(self) -> HookedRank | None:
@@ -161,7 +161,7 @@ class _LinesByKind:
         )
 
 
-def _checked_rank(line: lines.RankLine) -> lines.RankLine:
+def _checked_rank(line: lines.HookedRankLine) -> lines.HookedRankLine:
     """Return a rank's line.
 
     Raises:
@@ -172,7 +172,7 @@ def _checked_rank(line: lines.RankLine) -> lines.RankLine:
     return line
 
 
-def _checked_step(line: lines.StepLine) -> lines.StepLine:
+def _checked_step(line: lines.HookedStepLine) -> lines.HookedStepLine:
     """Return a step's line.
 
     Raises:

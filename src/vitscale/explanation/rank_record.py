@@ -12,18 +12,18 @@ from vitscale.hook import lines
 class HookedRank:
     """The lines of one rank's file. Of lines that are written again the last one counts."""
 
-    rank: lines.RankLine
-    model: lines.ModelLine | None = None
-    loader: lines.LoaderLine | None = None
-    optimizer: lines.OptimizerLine | None = None
+    rank: lines.HookedRankLine
+    model: lines.HookedModelLine | None = None
+    loader: lines.HookedLoaderLine | None = None
+    optimizer: lines.HookedOptimizerLine | None = None
     """The first of its optimizers."""
-    steps: Sequence[lines.StepLine] = ()
+    steps: Sequence[lines.HookedStepLine] = ()
     """In the order in which they were written."""
-    breaks: Sequence[lines.BreakLine] = ()
-    samples: Sequence[lines.SamplesLine] = ()
+    breaks: Sequence[lines.HookedBreakLine] = ()
+    samples: Sequence[lines.HookedSamplesLine] = ()
     """The last line of each part."""
-    profile: lines.ProfileLine | None = None
-    end: lines.EndLine | None = None
+    profile: lines.HookedProfileLine | None = None
+    end: lines.HookedEndLine | None = None
     """None: the file was cut off."""
     notes: Sequence[str] = ()
 

@@ -202,7 +202,7 @@ class _Break(NamedTuple):
 
 def _breaks(table: JobStepTimes, records: Sequence[HookedRank]) -> dict[int, _Break]:
     """Return number of a step -> the break after it, for the steps that count; of several kinds the longest one's."""
-    lines_by_step: dict[int, list[tuple[int, lines.BreakLine]]] = {}
+    lines_by_step: dict[int, list[tuple[int, lines.HookedBreakLine]]] = {}
     first = int(table.numbers[0])
     last = int(table.numbers[-1])
     for record in records:
@@ -215,7 +215,7 @@ def _breaks(table: JobStepTimes, records: Sequence[HookedRank]) -> dict[int, _Br
     return {step: _joined_break(of_step) for step, of_step in sorted(lines_by_step.items())}
 
 
-def _joined_break(rank_lines: Iterable[tuple[int, lines.BreakLine]]) -> _Break:
+def _joined_break(rank_lines: Iterable[tuple[int, lines.HookedBreakLine]]) -> _Break:
     """Return the breaks of all ranks after one step as one; its kind and line are those of the longest."""
     ordered = sorted(rank_lines, key=lambda pair: pair[1].seconds)
     seconds_by_rank: dict[int, float] = {}

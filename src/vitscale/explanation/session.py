@@ -66,7 +66,7 @@ _OVERWRITE_NOTE = (
     "matters."
 )
 
-Say = Callable[[str], None]
+Announce = Callable[[str], None]
 """Prints a line for the one who waits."""
 
 
@@ -92,7 +92,7 @@ class _ForcedEnd(NamedTuple):
 class RunningCommand:
     """The command, from its start to its end."""
 
-    def __init__(self, request: ExplainRequest, targets: OutputTargets, say: Say) -> None:
+    def __init__(self, request: ExplainRequest, targets: OutputTargets, say: Announce) -> None:
         """Make the results folder, place the hook, and start the command.
 
         Args:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vitscale.base.files import open_regular
-from vitscale.hook.lines import EndLine, Line, RankLine, StepLine, parse_line
+from vitscale.hook.lines import HookedEndLine, HookedRankLine, HookedStepLine, Line, parse_line
 
 AGREED_STEP = "agreed step"
 """Reason in a rank's last line where it followed the plan."""
@@ -44,13 +44,13 @@ class RankFileTail:
     def update(self) -> None:
         """Read what has come since the last look."""
         for line in self._new_lines():
-            if isinstance(line, RankLine):
+            if isinstance(line, HookedRankLine):
                 self.world_size = max(1, line.world_size)
-            elif isinstance(line, StepLine):
+            elif isinstance(line, HookedStepLine):
                 self.first_step = line.number if self.first_step is None else self.first_step
                 self.last_step = line.number
                 self.recent_seconds.append(line.seconds)
-            elif isinstance(line, EndLine):
+            elif isinstance(line, HookedEndLine):
                 self.end_reason = line.reason
 
     def _new_lines(self) -> Iterator[Line]:

@@ -157,7 +157,9 @@ def read_steps(records: Sequence[HookedRank]) -> ReadSteps:
     return ReadSteps(_table(ranks, numbers, rows, used_records), used_records, tuple(notes))
 
 
-def _steps_with_numbers(steps: Mapping[int, lines.StepLine], numbers: Iterable[int]) -> list[lines.StepLine]:
+def _steps_with_numbers(
+    steps: Mapping[int, lines.HookedStepLine], numbers: Iterable[int]
+) -> list[lines.HookedStepLine]:
     return [steps[number] for number in numbers]
 
 
@@ -181,9 +183,9 @@ def _longest_records(records: Sequence[HookedRank], notes: list[str]) -> dict[in
     return dict(sorted(record_by_rank.items()))
 
 
-def _timed_steps(record: HookedRank, notes: list[str]) -> dict[int, lines.StepLine]:
+def _timed_steps(record: HookedRank, notes: list[str]) -> dict[int, lines.HookedStepLine]:
     """Return number -> step, of a rank's steps that may be timed; adds a note on impossible ones."""
-    steps: dict[int, lines.StepLine] = {}
+    steps: dict[int, lines.HookedStepLine] = {}
     impossible = 0
     follows_profile = False
     for step in record.steps[-MOST_STEPS:]:
@@ -198,7 +200,7 @@ def _timed_steps(record: HookedRank, notes: list[str]) -> dict[int, lines.StepLi
     return steps
 
 
-def _is_possible(step: lines.StepLine) -> bool:
+def _is_possible(step: lines.HookedStepLine) -> bool:
     """Whether the numbers of a step can be true: finite, not negative, and its parts no longer than the step."""
     if not 0 <= step.number <= _LARGEST_NUMBER:
         return False
@@ -210,7 +212,7 @@ def _is_possible(step: lines.StepLine) -> bool:
     return math.fsum(parts) <= _PARTS_TOLERANCE * step.seconds
 
 
-def _known_parts(step: lines.StepLine) -> list[float]:
+def _known_parts(step: lines.HookedStepLine) -> list[float]:
     """Return the seconds of those parts of a step that are known; they do not overlap."""
     parts = (
         step.data_seconds,
@@ -222,7 +224,7 @@ def _known_parts(step: lines.StepLine) -> list[float]:
     return [seconds for seconds in parts if seconds is not None]
 
 
-def _common_numbers(steps_by_rank: Iterable[Mapping[int, lines.StepLine]]) -> list[int]:
+def _common_numbers(steps_by_rank: Iterable[Mapping[int, lines.HookedStepLine]]) -> list[int]:
     """Return the numbers of the steps that every rank has, in rising order."""
     number_sets = [set(steps) for steps in steps_by_rank]
     return sorted(set.intersection(*number_sets)) if number_sets else []
@@ -231,7 +233,7 @@ def _common_numbers(steps_by_rank: Iterable[Mapping[int, lines.StepLine]]) -> li
 def _table(
     ranks: tuple[int, ...],
     numbers: Sequence[int],
-    rows: Sequence[Sequence[lines.StepLine]],
+    rows: Sequence[Sequence[lines.HookedStepLine]],
     records: Sequence[HookedRank],
 ) -> JobStepTimes:
     """Return the table of steps.
@@ -258,7 +260,7 @@ def _table(
 class _Columns:
     """The fields of steps as arrays (R, S)."""
 
-    def __init__(self, rows: Sequence[Sequence[lines.StepLine]]) -> None:
+    def __init__(self, rows: Sequence[Sequence[lines.HookedStepLine]]) -> None:
         self._rows = rows
         self._shape = (len(rows), len(rows[0]) if rows else 0)
 

@@ -12,7 +12,7 @@ from time import monotonic_ns, time_ns
 from typing import Any
 
 from .exchange import find_ddp
-from .lines import ModelLine, RankLine
+from .lines import HookedModelLine, HookedRankLine
 
 _MIB = 2**20
 
@@ -22,7 +22,7 @@ def host_name() -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname())[:100] or "host"
 
 
-def rank_line(parameter: Any) -> RankLine:
+def rank_line(parameter: Any) -> HookedRankLine:
     """Facts of this process.
 
     Args:
@@ -30,7 +30,7 @@ def rank_line(parameter: Any) -> RankLine:
     """
     torch = sys.modules["torch"]
     wall_ns = time_ns()
-    return RankLine(
+    return HookedRankLine(
         rank=_from_distributed("get_rank", "RANK", default=0),
         world_size=_from_distributed("get_world_size", "WORLD_SIZE", default=1),
         local_rank=_from_environment("LOCAL_RANK", default=0),
@@ -48,7 +48,7 @@ def rank_line(parameter: Any) -> RankLine:
     )
 
 
-def model_line(root: Any, *, compiled_in_place: bool, autocast: str | None) -> ModelLine:
+def model_line(root: Any, *, compiled_in_place: bool, autocast: str | None) -> HookedModelLine:
     """Facts of the trained model.
 
     Args:
@@ -62,7 +62,7 @@ def model_line(root: Any, *, compiled_in_place: bool, autocast: str | None) -> M
     for parameter in parameters:
         elements_by_dtype[str(parameter.dtype).replace("torch.", "")] += parameter.numel()
     ddp = find_ddp(root)
-    return ModelLine(
+    return HookedModelLine(
         class_name=type(_unwrapped(root)).__name__,
         parameters=sum(parameter.numel() for parameter in parameters),
         trainable_parameters=sum(parameter.numel() for parameter in trainable),

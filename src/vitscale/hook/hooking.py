@@ -20,7 +20,7 @@ from .loaders import Loaders
 from .marks import DATA, EVALUATION, FORWARD, Opening, StepMarks
 from .optimizers import LiveOptimizers, OpenOptimizerCalls
 from .plans import PlanReader, read_settings
-from .ranks import HookedRank, finish_with_multiprocessing
+from .ranks import RecordingRank, finish_with_multiprocessing
 from .roots import RootFinder, TimedCall
 
 
@@ -77,7 +77,7 @@ class ProcessHook:
         self._parts = ProgramParts(self)
         self._optimizer_calls = OpenOptimizerCalls()
         self._last_batch = LastBatch()
-        self._rank: HookedRank | None = None
+        self._rank: RecordingRank | None = None
 
     def _close_step(self) -> None:
         """Close the step that the last optimizer call ended; the process is a rank from the first one on."""
@@ -86,7 +86,7 @@ class ProcessHook:
             return
         if self._rank is None:
             plans = PlanReader(self._folder)
-            self._rank = HookedRank(self._settings, plans, self._parts, self._marks, self.switch)
+            self._rank = RecordingRank(self._settings, plans, self._parts, self._marks, self.switch)
             finish_with_multiprocessing(self._finish)
         self._rank.close_step(self._marks.take_step(), end_ns)
 

@@ -102,7 +102,7 @@ class Line(HookRecord):
 
 
 @dataclass(frozen=True)
-class RankLine(Line):
+class HookedRankLine(Line):
     """Who the rank is: the first line of a file, written when the process takes its first optimizer step."""
 
     type: ClassVar[str] = "rank"
@@ -127,7 +127,7 @@ class RankLine(Line):
 
 
 @dataclass(frozen=True)
-class ModelLine(Line):
+class HookedModelLine(Line):
     """The trained model: its outermost module that is called. The last such line counts."""
 
     type: ClassVar[str] = "model"
@@ -148,7 +148,7 @@ class ModelLine(Line):
 
 
 @dataclass(frozen=True)
-class LoaderLine(Line):
+class HookedLoaderLine(Line):
     """The training loader. The last such line counts."""
 
     type: ClassVar[str] = "loader"
@@ -164,7 +164,7 @@ class LoaderLine(Line):
 
 
 @dataclass(frozen=True)
-class OptimizerLine(Line):
+class HookedOptimizerLine(Line):
     """One optimizer that takes part in the steps."""
 
     type: ClassVar[str] = "optimizer"
@@ -176,7 +176,7 @@ class OptimizerLine(Line):
 
 
 @dataclass(frozen=True)
-class StepLine(Line):
+class HookedStepLine(Line):
     """One training step, from the end of the step before (or of the break between them) to its last optimizer call.
 
     `seconds` = data + forward + backward + optimizer + other seconds, where a None counts as nothing and its time is in
@@ -206,7 +206,7 @@ class StepLine(Line):
 
 
 @dataclass(frozen=True)
-class BreakLine(Line):
+class HookedBreakLine(Line):
     """Time between two steps that belongs to neither: evaluation, a checkpoint, or another long pause."""
 
     type: ClassVar[str] = "break"
@@ -233,7 +233,7 @@ class SampleRow(HookRecord):
 
 
 @dataclass(frozen=True)
-class SamplesLine(Line):
+class HookedSamplesLine(Line):
     """Where the training thread was in one part of the steps, most frequent line first; the last such line counts.
 
     Samples are taken from step 2 on, so that start-up and compilation are not among them.
@@ -246,7 +246,7 @@ class SamplesLine(Line):
 
 
 @dataclass(frozen=True)
-class ProfileLine(Line):
+class HookedProfileLine(Line):
     """A trace of profiled steps, whose times are never used as step times."""
 
     type: ClassVar[str] = "profile"
@@ -257,7 +257,7 @@ class ProfileLine(Line):
 
 
 @dataclass(frozen=True)
-class AliveLine(Line):
+class HookedAliveLine(Line):
     """Heartbeat: the rank is in the step after `step`."""
 
     type: ClassVar[str] = "alive"
@@ -265,7 +265,7 @@ class AliveLine(Line):
 
 
 @dataclass(frozen=True)
-class EndLine(Line):
+class HookedEndLine(Line):
     """The rank's last line; a file without it was cut off (a signal, a crash, os._exit by the program)."""
 
     type: ClassVar[str] = "end"
@@ -278,7 +278,7 @@ class EndLine(Line):
 
 
 @dataclass(frozen=True)
-class NoteLine(Line):
+class HookedNoteLine(Line):
     """A hook that could not be installed, a version that is not known, or an error of the hook that turned it off."""
 
     type: ClassVar[str] = "note"
@@ -288,17 +288,17 @@ class NoteLine(Line):
 LINE_TYPES: dict[str, type[Line]] = {
     line_type.type: line_type
     for line_type in (
-        RankLine,
-        ModelLine,
-        LoaderLine,
-        OptimizerLine,
-        StepLine,
-        BreakLine,
-        SamplesLine,
-        ProfileLine,
-        AliveLine,
-        EndLine,
-        NoteLine,
+        HookedRankLine,
+        HookedModelLine,
+        HookedLoaderLine,
+        HookedOptimizerLine,
+        HookedStepLine,
+        HookedBreakLine,
+        HookedSamplesLine,
+        HookedProfileLine,
+        HookedAliveLine,
+        HookedEndLine,
+        HookedNoteLine,
     )
 }
 

@@ -10,7 +10,7 @@ import weakref
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from .lines import LoaderLine
+from .lines import HookedLoaderLine
 
 if TYPE_CHECKING:
     from .hooking import ProcessHook
@@ -23,7 +23,7 @@ class Loaders:
     """
 
     def __init__(self) -> None:
-        self.lines: dict[int, LoaderLine] = {}
+        self.lines: dict[int, HookedLoaderLine] = {}
         """Number of a loader, from 1 -> its line."""
         self._numbers: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._iterators: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -54,13 +54,13 @@ class Loaders:
         return ended
 
 
-def loader_line(iterator: Any) -> LoaderLine:
+def loader_line(iterator: Any) -> HookedLoaderLine:
     """Facts of the loader that made this iterator."""
     batches = iterator._index_sampler
     is_batched = bool(iterator._auto_collation)
     batch_size = getattr(batches, "batch_size", None) if is_batched else None
     workers = int(iterator._num_workers)
-    return LoaderLine(
+    return HookedLoaderLine(
         workers=workers,
         batch_size=batch_size if isinstance(batch_size, int) else None,
         prefetch_factor=getattr(iterator, "_prefetch_factor", None) if workers else None,

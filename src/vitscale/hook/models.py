@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .exchange import DdpTimes, ddp_times, find_ddp
 from .facts import model_line
-from .lines import ModelLine
+from .lines import HookedModelLine
 from .roots import TimedCall
 from .steps import BackwardTimes
 
@@ -17,7 +17,7 @@ class ModelDescriber:
         self._autocast: str | None = None
         self._ddp_times: DdpTimes | None = None
 
-    def describe(self, root: TimedCall, autocast: str | None) -> ModelLine | None:
+    def describe(self, root: TimedCall, autocast: str | None) -> HookedModelLine | None:
         """The root's line; None if nothing is new.
 
         Args:

@@ -7,7 +7,7 @@ import weakref
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from .lines import OptimizerLine
+from .lines import HookedOptimizerLine
 from .marks import Opening
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ class LiveOptimizers:
 
     def __init__(self) -> None:
         self._references: dict[int, weakref.ref[Any]] = {}
-        self._new_lines: list[OptimizerLine] = []
+        self._new_lines: list[HookedOptimizerLine] = []
 
     def add(self, optimizer: Any) -> None:
         """Remember an optimizer that ended a step."""
@@ -33,7 +33,7 @@ class LiveOptimizers:
         optimizers = [reference() for reference in self._references.values()]
         return [optimizer for optimizer in optimizers if optimizer is not None]
 
-    def take_new_lines(self) -> list[OptimizerLine]:
+    def take_new_lines(self) -> list[HookedOptimizerLine]:
         """Lines of the optimizers that were added since the last call."""
         lines = self._new_lines
         self._new_lines = []
@@ -66,11 +66,11 @@ class OpenOptimizerCalls:
         return bool(self._calls)
 
 
-def optimizer_line(optimizer: Any) -> OptimizerLine:
+def optimizer_line(optimizer: Any) -> HookedOptimizerLine:
     """Facts of a torch optimizer."""
     groups = optimizer.param_groups
     first_group = groups[0] if groups else {}
-    return OptimizerLine(
+    return HookedOptimizerLine(
         class_name=type(optimizer).__name__,
         groups=len(groups),
         fused=_flag(first_group.get("fused")),

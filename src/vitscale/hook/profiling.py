@@ -8,7 +8,7 @@ import shutil
 import sys
 from typing import Any
 
-from .lines import ProfileLine
+from .lines import HookedProfileLine
 
 
 class StepProfiler:
@@ -59,7 +59,7 @@ class StepProfiler:
         self._steps = 0
         return None
 
-    def end_step(self) -> ProfileLine | None:
+    def end_step(self) -> HookedProfileLine | None:
         """End one profiled step; the trace's line if it was the last one."""
         self._steps += 1
         self._remaining -= 1
@@ -68,7 +68,7 @@ class StepProfiler:
         self._profile.step()
         return None
 
-    def finish(self) -> ProfileLine | None:
+    def finish(self) -> HookedProfileLine | None:
         """End the profile and write the trace; None if nothing was profiled."""
         profile = self._profile
         self._profile = None
@@ -82,4 +82,4 @@ class StepProfiler:
         with open(json_path, "rb") as trace, gzip.open(json_path + ".gz", "wb", compresslevel=3) as compressed:
             shutil.copyfileobj(trace, compressed)
         os.unlink(json_path)
-        return ProfileLine(first_step=self._first_step, steps=self._steps, trace=self._name + ".json.gz")
+        return HookedProfileLine(first_step=self._first_step, steps=self._steps, trace=self._name + ".json.gz")

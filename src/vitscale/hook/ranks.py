@@ -12,7 +12,7 @@ from .ending import clean_up, exit_now, exit_reason
 from .facts import host_name, rank_line
 from .guarding import describe_error
 from .line_file import LineFile
-from .lines import RANKS_FOLDER, TRACES_FOLDER, EndLine, HookPlan, HookSettings
+from .lines import RANKS_FOLDER, TRACES_FOLDER, HookedEndLine, HookPlan, HookSettings
 from .marks import FORWARD, Mark, StepMarks
 from .models import ModelDescriber
 from .plans import PlanReader
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .hooking import ProgramParts
 
 
-class HookedRank:
+class RecordingRank:
     """The rank from its first closed step on."""
 
     def __init__(
@@ -84,7 +84,7 @@ class HookedRank:
         self._is_over = True
         if end_ns is not None and self._switch.is_on:
             self._put_step(marks, end_ns)
-        self._recorder.finish([EndLine(step=self._number, reason=exit_reason(), cleaned=[])])
+        self._recorder.finish([HookedEndLine(step=self._number, reason=exit_reason(), cleaned=[])])
 
     def _put_step(self, marks: Sequence[Mark], end_ns: int) -> None:
         self._number += 1
@@ -162,7 +162,7 @@ class HookedRank:
             cleaned = clean_up(self._parts.loaders.end_workers)
         except Exception as error:
             self._switch.notes.append(f"not all was cleaned up at the end: {describe_error(error)}")
-        self._recorder.finish([EndLine(step=self._number, reason="agreed step", cleaned=cleaned)])
+        self._recorder.finish([HookedEndLine(step=self._number, reason="agreed step", cleaned=cleaned)])
         exit_now()
 
 

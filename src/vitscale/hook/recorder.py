@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from .guarding import Switch
 from .line_file import LineFile
-from .lines import AliveLine, Line, LoaderLine, NoteLine
+from .lines import HookedAliveLine, HookedLoaderLine, HookedNoteLine, Line
 from .sampling import Spot, StackSamples
 from .steps import ClosedStep, DividedStep, divide
 from .training_loaders import TrainingLoaders
@@ -38,7 +38,7 @@ class RankRecorder:
         self._marks = marks
         self._loaders = loaders
         self._training_loaders = TrainingLoaders()
-        self._loader_line: LoaderLine | None = None
+        self._loader_line: HookedLoaderLine | None = None
         self._switch = switch
         self._sample_seconds = sample_seconds
         self._queue: deque[Line | ClosedStep] = deque()
@@ -84,7 +84,7 @@ class RankRecorder:
         lines = self._queued_lines()
         if now_ns - self._last_step_ns > _ALIVE_NS:
             self._last_step_ns = now_ns
-            lines.append(AliveLine(step=self._last_step))
+            lines.append(HookedAliveLine(step=self._last_step))
         if now_ns - self._sampled_ns > _SAMPLES_NS:
             self._sampled_ns = now_ns
             lines += self._samples.lines()
@@ -93,7 +93,7 @@ class RankRecorder:
     def _queued_lines(self) -> list[Line]:
         lines: list[Line] = []
         while self._switch.notes:
-            lines.append(NoteLine(text=self._switch.notes.pop(0)))
+            lines.append(HookedNoteLine(text=self._switch.notes.pop(0)))
         while self._queue:
             item = self._queue.popleft()
             if isinstance(item, ClosedStep):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NamedTuple
 
-from .lines import SampleRow, SamplesLine
+from .lines import HookedSamplesLine, SampleRow
 from .marks import CHECKPOINT, EVALUATION, OTHER
 from .steps import Break
 
@@ -75,7 +75,7 @@ class StackSamples:
         """Forget the samples up to a step's end."""
         self._drop_until(end_ns)
 
-    def lines(self) -> list[SamplesLine]:
+    def lines(self) -> list[HookedSamplesLine]:
         """The most frequent spots of each part so far."""
         return [_samples_line(part, spots) for part, spots in self._counts.items()]
 
@@ -124,10 +124,10 @@ def _break_at(moment_ns: int, breaks: Sequence[Break]) -> int | None:
     return None
 
 
-def _samples_line(part: str, spots: Counter[Spot]) -> SamplesLine:
+def _samples_line(part: str, spots: Counter[Spot]) -> HookedSamplesLine:
     total = sum(spots.values())
     rows = [
         SampleRow(file=spot.file, line=spot.line, function=spot.function, count=count, of_all=total)
         for spot, count in spots.most_common(_MOST_ROWS)
     ]
-    return SamplesLine(part=part, rows=rows)
+    return HookedSamplesLine(part=part, rows=rows)

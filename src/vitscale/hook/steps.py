@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from .lines import BreakLine, StepLine
+from .lines import HookedBreakLine, HookedStepLine
 from .marks import BACKWARD, CHECKPOINT, DATA, EVALUATION, FORWARD, OPTIMIZER, Mark
 
 _NS = 1e-9
@@ -64,8 +64,8 @@ class ClosedStep(NamedTuple):
 class DividedStep(NamedTuple):
     """A step's lines, and the breaks as times."""
 
-    step: StepLine
-    break_lines: list[BreakLine]
+    step: HookedStepLine
+    break_lines: list[HookedBreakLine]
     breaks: list[Break]
 
 
@@ -95,7 +95,7 @@ def divide(closed: ClosedStep, training_loaders: Collection[int]) -> DividedStep
     parts = [part or 0.0 for part in (data_seconds, forward_seconds, backward_seconds, optimizer_seconds)]
     last_backward = _last_backward(training)
     times = closed.backward_times
-    step = StepLine(
+    step = HookedStepLine(
         number=closed.number,
         began_ns=_begin_after_breaks(begin_ns, breaks),
         seconds=seconds,
@@ -187,9 +187,9 @@ def _contains(cut: Break, pause: Pause) -> bool:
     return cut.begin_ns <= pause.begin_ns < cut.end_ns
 
 
-def _break_line(cut: Break, pause: Pause, *, after_step: int) -> BreakLine:
+def _break_line(cut: Break, pause: Pause, *, after_step: int) -> HookedBreakLine:
     paused_ns = pause.end_ns - pause.begin_ns if _contains(cut, pause) else 0
-    return BreakLine(
+    return HookedBreakLine(
         after_step=after_step,
         began_ns=cut.begin_ns,
         seconds=(cut.end_ns - cut.begin_ns - paused_ns) * _NS,

@@ -19,15 +19,15 @@ from vitscale.hook.lines import (
     RANKS_FOLDER,
     SETTINGS_FILE,
     TRACES_FOLDER,
-    BreakLine,
-    EndLine,
+    HookedBreakLine,
+    HookedEndLine,
+    HookedNoteLine,
+    HookedRankLine,
+    HookedSamplesLine,
+    HookedStepLine,
     HookPlan,
     HookSettings,
     Line,
-    NoteLine,
-    RankLine,
-    SamplesLine,
-    StepLine,
     parse_line,
 )
 
@@ -46,30 +46,30 @@ class RankFile:
         return [line for line in self.lines if isinstance(line, line_type)]
 
     @property
-    def rank(self) -> RankLine:
-        (line,) = self.of(RankLine)
+    def rank(self) -> HookedRankLine:
+        (line,) = self.of(HookedRankLine)
         return line
 
     @property
-    def steps(self) -> list[StepLine]:
-        return self.of(StepLine)
+    def steps(self) -> list[HookedStepLine]:
+        return self.of(HookedStepLine)
 
     @property
-    def breaks(self) -> list[BreakLine]:
-        return self.of(BreakLine)
+    def breaks(self) -> list[HookedBreakLine]:
+        return self.of(HookedBreakLine)
 
     @property
     def notes(self) -> list[str]:
-        return [note.text for note in self.of(NoteLine)]
+        return [note.text for note in self.of(HookedNoteLine)]
 
     @property
-    def end(self) -> EndLine:
-        (line,) = self.of(EndLine)
+    def end(self) -> HookedEndLine:
+        (line,) = self.of(HookedEndLine)
         return line
 
-    def samples(self, part: str) -> SamplesLine:
+    def samples(self, part: str) -> HookedSamplesLine:
         """The last samples of a part."""
-        return [line for line in self.of(SamplesLine) if line.part == part][-1]
+        return [line for line in self.of(HookedSamplesLine) if line.part == part][-1]
 
 
 @dataclass(frozen=True)

@@ -217,12 +217,12 @@ def test_a_plan_names_the_hosts_and_their_commands(call: Call, tmp_path: Path) -
         (
             ["--scheduler", "slrm"],
             "command line: launch.scheduler is 'slrm', but should be 'auto', 'local', 'hostfile', 'slurm', 'pbs', "
-            "'lsf' or 'flux'. Correct it on the command line. Did you mean 'slurm'?",
+            "'lsf', 'flux' or 'kubernetes'. Correct it on the command line. Did you mean 'slurm'?",
         ),
         (
             ["--site", "nosite"],
-            "site file 'nosite' cannot be read: No such file or directory. Give a TOML file with [launch], [slurm] or "
-            "[node].",
+            "site file 'nosite' cannot be read: No such file or directory. Give a TOML file with [launch], [slurm], "
+            "[kubernetes] or [node].",
         ),
         (
             ["--site", "broken"],

@@ -206,4 +206,7 @@ def test_a_wrong_name_is_answered_with_theirs_too(
 def test_a_wrong_scheduler_is_answered_with_theirs_too(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(STUDY.replace('"noted"', '"note"'))
     answer = " ".join(vitscale(environment, "plan", tmp_path / "study.toml", status=2).split())
-    assert "should be 'auto', 'local', 'hostfile', 'slurm', 'pbs', 'lsf', 'flux', 'broken' or 'noted'" in answer
+    assert (
+        "should be 'auto', 'local', 'hostfile', 'slurm', 'pbs', 'lsf', 'flux', 'kubernetes', 'broken' or 'noted'"
+        in answer
+    )

@@ -206,7 +206,7 @@ def test_what_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
     assert "no-hosts" in refused("--hostfile", "no-hosts")
     assert "unknown launcher 'ssh'" in refused("--launcher", "ssh")
     assert "[train]" not in refused("--site", "no-site.toml")
-    assert "Valid: [launch], [slurm], [node]" in refused("--site", "site.toml")
+    assert "Valid: [launch], [slurm], [kubernetes], [node]" in refused("--site", "site.toml")
     assert "srun" in refused("--launcher", "srun")
     assert "login node" in refused("--scheduler", "slurm")
     assert "login node: PBS" in refused("--scheduler", "pbs")

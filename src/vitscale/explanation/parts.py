@@ -162,14 +162,17 @@ def _images_per_second(table: JobStepTimes, step: Estimate, rare: Sequence[RareW
     Args:
         table: the steps.
         step: seconds of the usual step.
-        rare: what makes the mean step longer.
+        rare: what makes the mean step longer than the usual one.
         ranks: number of ranks of the job.
     """
     has_all_ranks = len(table.ranks) == ranks
     if not has_all_ranks or bool(np.isnan(table.images).any()):
         return None
-    mean_step = step.times(_mean_step_seconds(step, rare) / step.value)
-    return mean_step.into(float(table.images.sum(axis=0).mean()))
+    lengthening = _mean_step_seconds(step, rare) / step.value
+    mean_step = step.times(lengthening)
+    images_of_all_ranks = table.images.sum(axis=0)
+    mean_images = float(images_of_all_ranks.mean())
+    return mean_step.into(mean_images)  # images / step, with the interval's ends swapped
 
 
 def _mean_step_seconds(step: Estimate, rare: Sequence[RareWork]) -> float:

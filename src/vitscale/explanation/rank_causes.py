@@ -165,6 +165,13 @@ def _slow_part(table: JobStepTimes, row: int) -> WorkPart:
     return max(excess_by_part, key=excess_by_part.__getitem__)
 
 
+def _median_of_others(work: FloatArray, row: int) -> float:
+    """Return the median over all ranks but one of their mean work, in seconds; `work` is (R, S), `row` the one's."""
+    others = np.delete(work, row, axis=0)
+    mean_by_rank = np.nanmean(others, axis=1)
+    return float(np.median(mean_by_rank))
+
+
 def _slow_rank_cause(
     parts: JobParts, row: int, part: WorkPart, excess: Estimate, saving: Estimate, share_of_steps: float
 ) -> SlowCause:
@@ -181,7 +188,7 @@ def _slow_rank_cause(
     record = parts.records[row]
     others = [other for other in parts.records if other is not record]
     code = line_of_slow_rank(record, others, part)
-    usual = float(np.median(np.nanmean(np.delete(parts.table.compared_work[part], row, axis=0), axis=1)))
+    usual = _median_of_others(parts.table.compared_work[part], row)
     rank = record.rank.rank
     location = f", most of it at {code}" if code is not None else ""
     evidence = (

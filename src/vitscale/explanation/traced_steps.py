@@ -133,11 +133,11 @@ def _parts(lines: Sequence[tuple[int, ExplainedLine]], scale: float) -> list[Map
     parts_by_rank: list[Mapping[str, float]] = []
     for (_, line), exposure in zip(lines, exposures(lines), strict=True):
         seconds = {part: length(intervals) for part, intervals in step_parts(line, exposure).items()}
-        is_shortened = scale < 1 and sum(seconds.values()) > 0
-        if is_shortened:
+        profiler_lengthened_it = scale < 1 and sum(seconds.values()) > 0
+        if profiler_lengthened_it:
             seconds = unprofiled(seconds, scale * line.seconds, line.device)
-        known_zeros = dict.fromkeys(set(_WORK_PART) - set(line.unknown) - set(seconds), 0.0)
-        parts_by_rank.append({**seconds, **known_zeros})
+        parts_without_events = set(_WORK_PART) - set(seconds) - set(line.unknown)
+        parts_by_rank.append({**seconds, **dict.fromkeys(parts_without_events, 0.0)})
     return parts_by_rank
 
 

@@ -127,13 +127,14 @@ def _with_rest(rows: Sequence[_PartRow], mean_step: float, most_rows: int) -> li
         most_rows: rows that are returned at most.
     """
     large = [row for row in rows if row.mean_seconds >= _LEAST_SHOWN_SHARE * mean_step]
-    shown = large if len(rows) <= most_rows and len(large) == len(rows) else large[: most_rows - 1]
-    hidden = rows[len(shown) :]
-    if not hidden:
-        return shown
-    slowest = [row.slowest_seconds for row in hidden if row.slowest_seconds is not None]
-    mean_seconds = math.fsum(row.mean_seconds for row in hidden)
-    return [*shown, _PartRow("the rest", mean_seconds, math.fsum(slowest))]
+    all_are_large = len(large) == len(rows)
+    if all_are_large and len(rows) <= most_rows:
+        return large
+    shown = large[: most_rows - 1]  # the last row is for the rest
+    rest = rows[len(shown) :]
+    mean_seconds = math.fsum(row.mean_seconds for row in rest)
+    slowest_seconds = math.fsum(row.slowest_seconds or 0.0 for row in rest)
+    return [*shown, _PartRow("the rest", mean_seconds, slowest_seconds)]
 
 
 @dataclass(frozen=True)

@@ -57,18 +57,14 @@ class StackSamples:
 
     def count_step(self, end_ns: int, breaks: Sequence[Break]) -> list[Spot | None]:
         """Count the samples up to a step's end; the most frequent spot of each of its breaks."""
-        closed = [sample for sample in self._open if sample.moment_ns < end_ns]
+        samples = [sample for sample in self._open if sample.moment_ns < end_ns]
         self._drop_until(end_ns)
         spots_by_break: list[Counter[Spot]] = [Counter() for _ in breaks]
-        for sample in closed:
+        for sample in samples:
             position = _break_at(sample.moment_ns, breaks)
-            part = sample.part
             if position is not None:
                 spots_by_break[position][sample.spot] += 1
-                part = BREAK
-            elif part in (EVALUATION, CHECKPOINT):
-                part = OTHER
-            self._counts.setdefault(part, Counter())[sample.spot] += 1
+            self._counts.setdefault(_part_of(sample, in_break=position is not None), Counter())[sample.spot] += 1
         return [spots.most_common(1)[0][0] if spots else None for spots in spots_by_break]
 
     def skip_step(self, end_ns: int) -> None:
@@ -114,6 +110,13 @@ def _python_folders() -> tuple[str, ...]:
 
 def _spot_of(frame: FrameType) -> Spot:
     return Spot(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
+
+
+def _part_of(sample: Sample, *, in_break: bool) -> str:
+    """Part that a sample counts for. An evaluation that was cut out as no break lies between a step's parts."""
+    if in_break:
+        return BREAK
+    return OTHER if sample.part in (EVALUATION, CHECKPOINT) else sample.part
 
 
 def _break_at(moment_ns: int, breaks: Sequence[Break]) -> int | None:

@@ -277,25 +277,30 @@ def _believable(images: FloatArray) -> FloatArray:
 
 
 def _without_exchange(table: JobStepTimes, columns: _Columns, records: Sequence[HookedRank]) -> JobStepTimes:
-    """Return the table with each rank's own backward alone; the same with a reason where that is unknown."""
-    ranks_needed = world_size(records)
-    if ranks_needed == 1:
+    """Return the table with the exchange of gradients taken out of backward, where ranks exchange any.
+
+    Where a rank's own backward is known, it takes the place of the whole one, in the steps in which it is known on all
+    ranks. Where it is not, backward stays whole, with the reason; ranks may then be compared by what they do before the
+    first collective.
+    """
+    ranks_of_job = world_size(records)
+    if ranks_of_job == 1:
         return table
-    missing = ranks_needed - len(table.ranks)
-    untold_reason = FEW_RANKS.format(missing=counted(missing, "rank")) if missing > 0 else ""
+    missing_ranks = ranks_of_job - len(table.ranks)
+    if missing_ranks > 0:
+        table = replace(table, untold_reason=FEW_RANKS.format(missing=counted(missing_ranks, "rank")))
     own_backward = columns.of("own_backward_seconds")
     is_known: BoolArray = np.asarray(~np.isnan(own_backward).any(axis=0))
-    if is_known.size and is_known.mean() >= _LEAST_KNOWN_SHARE:
+    is_mostly_known = is_known.size > 0 and bool(is_known.mean() >= _LEAST_KNOWN_SHARE)
+    if is_mostly_known:
         backward = np.fmin(own_backward, table.work["backward"])
-        work = {**table.work, "backward": backward}
-        return replace(table, work=work, untold_reason=untold_reason).selected(is_known)
+        return replace(table, work={**table.work, "backward": backward}).selected(is_known)
     first_bucket = columns.of("first_bucket_seconds")
-    is_comparable = first_bucket.size > 0 and not bool(np.isnan(first_bucket).any())
+    ranks_can_be_compared = first_bucket.size > 0 and not bool(np.isnan(first_bucket).any())
     return replace(
         table,
         mixed_reason=_no_own_backward(records),
-        untold_reason=untold_reason,
-        first_bucket=first_bucket if is_comparable else None,
+        first_bucket=first_bucket if ranks_can_be_compared else None,
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitscale.engines import wrapper_facts
-from vitscale.engines.parts import Around, AtMoment, InTurn
+from vitscale.engines.parts import Around, AtMoment, InTurn, Part
 from vitscale.engines.states import Parts, RankStates
 from vitscale.prediction.memory.activations import is_autocast
 from vitscale.prediction.memory.around import around
@@ -168,10 +168,10 @@ class LinearMemory:
         """Return the bytes at each moment for each micro-batch, (moments,).
 
         Args:
-            trial: the trial on so many ranks.
-            rank_states: what its engine holds on so many ranks.
+            trial: the trial, on the number of ranks in question; it differs from the one before in that number alone.
+            rank_states: what its engine holds there.
         """
-        if rank_states == self._latest_states:  # as DDP on any number of ranks
+        if rank_states == self._latest_states:  # as under DDP, on any number of ranks
             return self._latest_totals
         engine = around(trial, rank_states, self._models[0].parts)
         key = tuple(MomentKey(more.part, more.released_share, more.is_bucket_full) for more in engine.between)
@@ -224,36 +224,69 @@ def _spanning(parts: Parts, first: int, last: int) -> list[Allocation]:
 
 
 def _of_model(model: Pieces, trial: Trial, engine: Around, axis: _Axis) -> Iterator[Allocation]:
-    """Yield what the parts keep for backward, autocast's copies of their weights, and what they hold for a moment."""
+    """Yield the allocations of the model itself: its images, buffers and logits, then those of each part."""
     yield Allocation("images", model.images, 0, axis.step)
     yield Allocation("buffers of the model", model.buffers, 0, axis.step)
     yield Allocation("logits", model.logits, axis.parts[-1].forward[0], axis.backward_end)
-    recomputes = trial.train.activation_checkpointing
-    # DeepSpeed's linear layer of ZeRO-3 casts again in backward.
-    casts_linear = not wrapper_facts(trial.train).casts_again(trial.train)
     between_by_part = _by_part(engine.between)
+    # DeepSpeed's linear layer of ZeRO-3 casts again in backward, so that no copy is kept for it.
+    keeps_linear_copies = not wrapper_facts(trial.train).casts_again(trial.train)
+    recomputes = trial.train.activation_checkpointing
     for number, (part, moments) in enumerate(zip(model.parts, axis.parts, strict=True)):
-        copies = part.cast_bytes(linear=casts_linear) if is_autocast(trial.train) else 0
+        copies = part.cast_bytes(linear=keeps_linear_copies) if is_autocast(trial.train) else 0
+        at_full_bucket = [more for more in between_by_part.get(number, []) if more.is_bucket_full]
         yield Allocation(ACTIVATIONS, part.kept, moments.forward[0], moments.backward[-1])
-        if recomputes:  # a block casts again when it is computed again
-            yield Allocation(COPIES, copies, moments.forward[0], axis.forward_end)
-            yield Allocation(COPIES, copies, moments.backward[0], moments.backward[-1])
-        else:
-            yield Allocation(COPIES, copies, moments.forward[0], moments.backward[-1])
-        for moment, size in zip(moments.forward, part.forward, strict=True):
-            yield Allocation(ACTIVATIONS, size, moment, moment)
-        for moment, size in zip(moments.backward, part.backward, strict=True):
-            yield Allocation(PASSED_ON, size, moment, moment)
-        for moment in moments.before_backward:
-            yield Allocation(PASSED_ON, part.output_gradient, moment, moment)
-        released_shares = [more.released_share for more in between_by_part.get(number, []) if more.is_bucket_full]
-        for moment, released in zip(moments.bucket_full, released_shares, strict=True):
-            # A layer whose gradients are made has let go of its activations, and of the copy of its weights.
-            yield Allocation(ACTIVATIONS, part.kept - round(released * part.kept), moment, moment)
-            # A block passes on as much as where its MLP is widest, for its largest weights are there.
-            yield Allocation(PASSED_ON, part.backward[0] if part.block > 0 else 0, moment, moment)
-            if not recomputes:
-                yield Allocation(COPIES, copies - round(released * copies), moment, moment)
+        yield from _copies_of_part(copies, moments, axis, recomputes=recomputes)
+        yield from _passing_of_part(part, moments)
+        for moment, more in zip(moments.bucket_full, at_full_bucket, strict=True):
+            yield from _of_part_at_full_bucket(part, copies, moment, more.released_share, recomputes=recomputes)
+
+
+def _copies_of_part(copies: int, moments: _PartMoments, axis: _Axis, *, recomputes: bool) -> Iterator[Allocation]:
+    """Yield autocast's copies of a part's weights, in bytes: kept until its backward, or made again for it.
+
+    Args:
+        copies: their bytes.
+        moments: those of the part.
+        axis: all moments.
+        recomputes: whether the part is computed again in backward: its copies of forward stay until that is over.
+    """
+    if not recomputes:
+        yield Allocation(COPIES, copies, moments.forward[0], moments.backward[-1])
+        return
+    yield Allocation(COPIES, copies, moments.forward[0], axis.forward_end)
+    yield Allocation(COPIES, copies, moments.backward[0], moments.backward[-1])
+
+
+def _passing_of_part(part: Part, moments: _PartMoments) -> Iterator[Allocation]:
+    """Yield what a part holds for a moment: between its layers in forward, and what backward passes on."""
+    for moment, size in zip(moments.forward, part.forward, strict=True):
+        yield Allocation(ACTIVATIONS, size, moment, moment)
+    for moment, size in zip(moments.backward, part.backward, strict=True):
+        yield Allocation(PASSED_ON, size, moment, moment)
+    for moment in moments.before_backward:
+        yield Allocation(PASSED_ON, part.output_gradient, moment, moment)
+
+
+def _of_part_at_full_bucket(
+    part: Part, copies: int, moment: int, released_share: float, *, recomputes: bool
+) -> Iterator[Allocation]:
+    """Yield what a part still holds when a bucket of gradients is full in the middle of its backward.
+
+    A layer whose gradients are made has let go of its activations, and of the copy of its weights.
+
+    Args:
+        part: the part.
+        copies: bytes of autocast's copies of its weights.
+        moment: that at which the bucket is full.
+        released_share: share of the part's activations and copies that is let go of by then.
+        recomputes: whether the part is computed again in backward: its copies are then made anew.
+    """
+    yield Allocation(ACTIVATIONS, part.kept - round(released_share * part.kept), moment, moment)
+    # A block passes on as much as where its MLP is widest, for its largest weights are there.
+    yield Allocation(PASSED_ON, part.backward[0] if part.block > 0 else 0, moment, moment)
+    if not recomputes:
+        yield Allocation(COPIES, copies - round(released_share * copies), moment, moment)
 
 
 def _of_engine(rank_states: RankStates, engine: Around, axis: _Axis) -> Iterator[Allocation]:

@@ -39,6 +39,7 @@ ADDED = (TrainSpec.model_fields.keys() - RECORDED_TRIAL["train"].keys()) | (
     ParallelSpec.model_fields.keys() - RECORDED_TRIAL["parallel"].keys()
 )
 """Fields of [train] and [parallel] that came since: a record without them has their defaults."""
+ADDED |= {"host_memory_bytes"}  # of the environment: unknown in older records
 RENAMED = {"probes": "meters"}
 NEW_IN_12 = {"trial.json": {"vitscale"}, "study.json": {"vitscale", "factory_digests", "cards"}}
 

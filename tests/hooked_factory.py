@@ -123,7 +123,7 @@ class SimulatedJob:
         strategy = "DDP" if self.ranks > 1 else "none"
         rank_fields: dict[str, Any] = {
             "rank": rank, "world_size": self.ranks, "local_rank": rank, "local_world_size": self.ranks, "host": HOST,
-            "pid": 100 + rank, "argv": ["train.py"], "python": "3.12.3", "torch": "2.13.0", "device": "cpu",
+            "pid": 100 + rank, "program": "train.py", "python": "3.12.3", "torch": "2.13.0", "device": "cpu",
             "threads": 2, "cpus": 2 * self.ranks, "wall_ns": 0, "monotonic_ns": 0,
         }  # fmt: skip
         model_fields: dict[str, Any] = {

@@ -23,7 +23,7 @@ def write(kind, **values):
         file.write(json.dumps({"type": kind, **values}) + "\\n")
 
 write("rank", rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size, host="host",
-      pid=os.getpid(), argv=sys.argv, python="3.11.2", torch="2.13.0", device="cpu", threads=1, cpus=2, wall_ns=0,
+      pid=os.getpid(), program="rank.py", python="3.11.2", torch="2.13.0", device="cpu", threads=1, cpus=2, wall_ns=0,
       monotonic_ns=0)
 last_step = 400 if "brief" in options else 1000
 step = 0

@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from hook_runs import HookedRun, environment, place_hook, read_ranks, run_hooked
+from vitscale.hook.autocast import AutocastProbe
 from vitscale.hook.lines import (
+    RANKS_FOLDER,
     HookedLoaderLine,
     HookedModelLine,
     HookedNoteLine,
@@ -310,3 +313,40 @@ def test_a_fault_of_the_hook_turns_it_off_and_the_program_goes_on(tmp_path: Path
     (note,) = rank.of(HookedNoteLine)
     assert note.text.startswith("the hook turned itself off after step marks failed: TypeError")
     assert read_ranks(run.results)[0].end.step == 4
+
+
+SAVING = (
+    TRAINING
+    + """
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+loader = torch.utils.data.DataLoader(Pictures(400), batch_size=4)
+for step, (images, labels) in enumerate(loader, start=1):
+    nn.functional.cross_entropy(net(images), labels).backward()
+    optimizer.step()
+    torch.save(net.state_dict(), f"weights-{step}.pt")
+    with torch.no_grad():
+        net(images)
+    torch.save(optimizer.state_dict(), f"optimizer-{step}.pt")
+"""
+)
+
+
+def test_a_rank_does_not_end_between_two_files_of_a_checkpoint(tmp_path: Path) -> None:
+    """What follows the agreed step's optimizer belongs to it: the process ends before the next forward of training."""
+    run = run_hooked(tmp_path, SAVING, options=["--token", "hf_secret"], plan=HookPlan(stop_after=7))
+    assert (run.only_rank.end.step, run.only_rank.end.reason) == (7, "agreed step"), run.output
+    assert {path.name for path in tmp_path.glob("*.pt")} == {
+        f"{name}-{step}.pt" for name in ("weights", "optimizer") for step in range(1, 8)
+    }
+    (rank_file,) = (run.results / RANKS_FOLDER).iterdir()
+    assert "hf_secret" not in rank_file.read_text()
+
+
+def test_nothing_is_placed_in_a_module_that_data_parallel_replicates() -> None:
+    """A replica copies what stands in its module's place: each would call the layer of the first device."""
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    AutocastProbe().place_in(torch.nn.DataParallel(net))
+    assert not any("_compiled_call_impl" in module.__dict__ for module in net.modules())
+    AutocastProbe().place_in(net)
+    assert "_compiled_call_impl" in net[0].__dict__

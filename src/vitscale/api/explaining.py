@@ -129,11 +129,31 @@ def explain(
     )
     running = RunningCommand(request, OutputTargets(stdout, stderr), say)
     run = running.finish(running.watch())
+    runs_on = run.end is CommandEnd.KEPT
+    try:
+        return _explained(run, running if runs_on else None)
+    except BaseException:
+        if runs_on:  # without this process, which passes its output on, its next print would fail
+            say("There is no answer; the command runs on, and its output is passed on until it ends.")
+            running.wait()
+        raise
+
+
+def _explained(run: CommandRun, running: RunningCommand | None) -> ExplainResult:
+    """Return why the training of a command that was watched is as fast as it is, and store it.
+
+    Args:
+        run: what became of the command.
+        running: the command, where it runs on.
+
+    Raises:
+        VitscaleError: no rank took a step.
+    """
     files = read_rank_files(run.folder)
     if not files.has_steps:
         raise no_step_error(run)
     answer = explain_ranks(files.ranks, run.folder.traces)
-    result = ExplainResult(answer, run, files, running if run.end is CommandEnd.KEPT else None)
+    result = ExplainResult(answer, run, files, running)
     _store(result)
     return result
 

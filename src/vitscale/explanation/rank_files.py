@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from vitscale.base.files import open_regular
 from vitscale.errors import shown
-from vitscale.explanation.command_run import without_secrets
 from vitscale.explanation.rank_record import HookedRank
 from vitscale.explanation.results_folder import ExplainFolder
 from vitscale.hook import lines
@@ -64,15 +63,10 @@ class RankFiles:
         return max(0, world_size - len(self.ranks))
 
 
-def read_rank_files(folder: ExplainFolder, environment: Mapping[str, str] = os.environ) -> RankFiles:
-    """Return what the ranks of an explanation wrote.
-
-    Args:
-        folder: the results folder.
-        environment: variables of the command; values of those with a secret's name are taken out of the ranks' words.
-    """
+def read_rank_files(folder: ExplainFolder) -> RankFiles:
+    """Return what the ranks of an explanation wrote into their results folder."""
     paths = sorted(folder.ranks.glob("*.jsonl"))
-    files = [_read_file(path, folder, environment) for path in paths[:_MOST_RANK_FILES]]
+    files = [_read_file(path, folder) for path in paths[:_MOST_RANK_FILES]]
     ranks = _one_for_each_rank(files)
     problems = [*_file_problems(files), *_problems_of_world(files, ranks)]
     if len(paths) > _MOST_RANK_FILES:
@@ -195,7 +189,7 @@ def _checked_step(line: lines.HookedStepLine) -> lines.HookedStepLine:
     return line
 
 
-def _read_file(path: Path, folder: ExplainFolder, environment: Mapping[str, str]) -> RankFile:
+def _read_file(path: Path, folder: ExplainFolder) -> RankFile:
     """Return what one file holds."""
     collected = _LinesByKind()
     unreadable_lines = 0
@@ -212,7 +206,7 @@ def _read_file(path: Path, folder: ExplainFolder, environment: Mapping[str, str]
         return RankFile(path.name, None, unreadable_lines=1)
     record = collected.record()
     if record is not None:
-        record = _with_safe_texts(record, folder, environment)
+        record = _with_safe_profile(record, folder)
     return RankFile(path.name, record, unreadable_lines)
 
 
@@ -246,15 +240,13 @@ def _lines_up_to(file: BinaryIO, end: int) -> Iterator[bytes]:
             yield b"?"  # too long to be read; one that is torn at the file's end is left out without a word
 
 
-def _with_safe_texts(record: HookedRank, folder: ExplainFolder, environment: Mapping[str, str]) -> HookedRank:
-    """Return a record without secrets in its command, and without a trace that is not in the folder of traces."""
-    rank = replace(record.rank, argv=list(without_secrets(record.rank.argv, environment)))
+def _with_safe_profile(record: HookedRank, folder: ExplainFolder) -> HookedRank:
+    """Return a record without a trace that is not in the folder of traces."""
     profile = record.profile
-    notes = record.notes
-    if profile is not None and trace_path(folder, profile) is None:
-        notes = (*notes, f"The trace {shown(profile.trace)} is no file of the folder traces/.")
-        profile = None
-    return replace(record, rank=rank, profile=profile, notes=notes)
+    if profile is None or trace_path(folder, profile) is not None:
+        return record
+    note = f"The trace {shown(profile.trace)} is no file of the folder traces/."
+    return replace(record, profile=None, notes=(*record.notes, note))
 
 
 def _one_for_each_rank(files: Sequence[RankFile]) -> list[HookedRank]:

@@ -27,6 +27,8 @@ def session_facts(run: CommandRun, files: RankFiles) -> SessionFacts:
     return SessionFacts(
         results=run.folder.root,
         files_written=tuple(f"{file.path} ({size(file.size_bytes)})" for file in run.written.files),
+        number_written=run.written.number,
+        all_files_looked_at=run.written.is_complete,
         notes=tuple(_notes(run, files)),
         findings=tuple(run_findings(run, files)),
     )

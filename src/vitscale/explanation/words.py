@@ -46,7 +46,10 @@ class SessionFacts:
     results: Path
     """The results folder."""
     files_written: tuple[str, ...] = ()
-    """Files that the program wrote while it was watched."""
+    """Files that the program wrote while it was watched: the largest ones."""
+    number_written: int = 0
+    """All files that it wrote, of those that were looked at."""
+    all_files_looked_at: bool = True
     notes: tuple[str, ...] = ()
     """Sentences on how it began and ended."""
     findings: tuple[doc.Finding, ...] = ()
@@ -63,7 +66,7 @@ def answer_document(answer: ExplainAnswer, session: SessionFacts) -> doc.Documen
     step_seconds = answer.parts.mean_step_seconds if answer.parts is not None else 0.0
     findings = [cause_finding(cause, step_seconds) for cause in answer.causes]
     blocks += _with_session(findings[:_MOST_SHOWN_CAUSES], session.findings)
-    odd = [*answer.seen, *answer.tries, *_files_sentences(session.files_written)]
+    odd = [*answer.seen, *answer.tries, *_files_sentences(session)]
     if odd:
         blocks.append(doc.Bullets(tuple(odd)))
     blocks += _folded_sections(answer, session, findings[_MOST_SHOWN_CAUSES:])
@@ -191,11 +194,14 @@ def cause_finding(cause: SlowCause, step_seconds: float) -> doc.Finding:
     return doc.Finding(cause.kind, "warning", f"{cause.evidence}.{bound}", cause.change, about)
 
 
-def _files_sentences(files: Sequence[str]) -> list[str]:
+def _files_sentences(session: SessionFacts) -> list[str]:
     """Return a sentence on the files that the program wrote; none where it wrote none."""
-    if not files:
+    if not session.files_written:
         return []
-    return [f"The program wrote {counted(len(files), 'file')} meanwhile: {listed(files, most=_MOST_FILES)}"]
+    number_written = max(session.number_written, len(session.files_written))
+    at_least = "" if session.all_files_looked_at else "at least "
+    largest = listed(session.files_written, most=_MOST_FILES)
+    return [f"The program wrote {at_least}{counted(number_written, 'file')} meanwhile: {largest}"]
 
 
 def _folded_sections(

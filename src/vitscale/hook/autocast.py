@@ -18,8 +18,12 @@ class AutocastProbe:
         """Such as "bfloat16"; "none" without autocast; None as long as no leaf was called."""
 
     def place_in(self, root: Any) -> None:
-        """Look at the next call of the root's first leaf; not in a compiled model, whose code would change by it."""
-        if any(is_compiled(module) for module in root.modules()):
+        """Look at the next call of the root's first leaf; not in a model whose calls would change by it.
+
+        That is a compiled one, and DataParallel, whose replicas copy what stands in a module's place: each of them
+        would call the leaf of the first device.
+        """
+        if any(is_compiled(module) or type(module).__name__ == "DataParallel" for module in root.modules()):
             return
         leaf = first_leaf(root)
         if leaf is not None and leaf is not root:

@@ -37,7 +37,7 @@ def rank_line(parameter: Any) -> HookedRankLine:
         local_world_size=_from_environment("LOCAL_WORLD_SIZE", default=1),
         host=host_name(),
         pid=os.getpid(),
-        argv=list(getattr(sys, "orig_argv", sys.argv)),
+        program=os.path.basename(sys.argv[0]) if sys.argv else "",
         python=platform.python_version(),
         torch=str(torch.__version__),
         device=_device_name(parameter),

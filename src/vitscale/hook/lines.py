@@ -114,7 +114,8 @@ class HookedRankLine(Line):
     local_world_size: int
     host: str
     pid: int
-    argv: list[str]
+    program: str
+    """Name of the script, without the words behind it, which may hold secrets."""
     python: str
     torch: str
     device: str

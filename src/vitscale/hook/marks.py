@@ -21,7 +21,8 @@ CHECKPOINT = "checkpoint"
 OTHER = "other"
 """Outside all marks."""
 
-_INSIDE_OPTIMIZER = (FORWARD, BACKWARD)
+_PASSES = (FORWARD, BACKWARD)
+_INSIDE_OPTIMIZER = _PASSES
 """Calls that count as themselves inside an optimizer's call, which runs them as its closure."""
 _MOST_MARKS = 100_000
 """Marks that are remembered where no step ends, as in a long evaluation."""
@@ -71,6 +72,11 @@ class StepMarks:
         self.thread_id = get_ident()
         self.step_end_ns: int | None = None
         """End of the last optimizer call, if a step may be closed there."""
+        self.before_next_pass: Callable[[], None] | None = None
+        """Called before the next forward with gradients, or backward: ends the process where all ranks do so.
+
+        Until then the program may save what the last step made, evaluate it, or wait for other ranks that do.
+        """
         self.is_closed_late = False
         """Whether the last step was closed only by a backward or an optimizer: forwards of the next one are missing."""
         self._close_step = close_step
@@ -91,6 +97,8 @@ class StepMarks:
             if self.step_end_ns is not None and self._begins_next_step(kind):
                 self.is_closed_late = kind == BACKWARD
                 self._close_step()
+            if self.before_next_pass is not None and kind in _PASSES:
+                self.before_next_pass()
         elif outer != OPTIMIZER or kind not in _INSIDE_OPTIMIZER:
             return None
         self.part = kind

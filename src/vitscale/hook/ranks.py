@@ -60,7 +60,7 @@ class RecordingRank:
         self._recorder.start()
 
     def close_step(self, marks: Sequence[Mark], end_ns: int) -> None:
-        """Hand a step over to be written; then do what takes time: learn the model, profile, end.
+        """Hand a step over to be written; then do what takes time: learn the model, profile.
 
         Args:
             marks: of the step, in the order in which they ended.
@@ -119,14 +119,14 @@ class RecordingRank:
                 self._recorder.put(model_line)
 
     def _follow_plan(self) -> None:
-        """Begin or go on to profile, and end the process after the last step."""
+        """Begin or go on to profile; after the last step, have the process end before its next forward."""
         plan = self._plans.read()
         if self._profiler.is_running:
             self._go_on_profiling()
         elif self._is_profile_due(plan):
             self._start_profile(plan.profile_steps)
         if plan.stop_after is not None and self._number >= plan.stop_after:
-            self._end()
+            self._marks.before_next_pass = self._end
 
     def _is_profile_due(self, plan: HookPlan) -> bool:
         """Whether the next step is the first profiled one, or a later one where the plan came too late."""

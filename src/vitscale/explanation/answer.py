@@ -10,6 +10,7 @@ from pathlib import Path
 from vitscale.analysis.runs.compute import Peak, peak
 from vitscale.explanation.cause import SlowCause
 from vitscale.explanation.causes import find_causes
+from vitscale.explanation.host_cores import host_cores
 from vitscale.explanation.host_waits import waiting_line
 from vitscale.explanation.parts import JobParts, job_parts
 from vitscale.explanation.rank_record import HookedRank
@@ -180,13 +181,13 @@ def _more_threads(parts: JobParts) -> list[str]:
     record = parts.records[0]
     if record.rank.device != "cpu":
         return []
-    local_ranks = max(1, record.rank.local_world_size)
+    host = host_cores(parts.records, record.rank.host)
     workers = max(0, record.loader.workers) if record.loader is not None else 0
-    busy_cores = local_ranks * (max(1, record.rank.threads) + workers)
-    if record.rank.cpus < _IDLE_CORES_FACTOR * busy_cores:
+    busy_cores = host.ranks * (max(1, record.rank.threads) + workers)
+    if host.cores < _IDLE_CORES_FACTOR * busy_cores:
         return []
-    threads = max(1, record.rank.cpus // local_ranks - workers)
+    threads = max(1, host.cores_of_rank - workers)
     return [
-        f"Ranks compute with {counted(record.rank.threads, 'thread')} each, and {record.rank.cpus:,} cores are there: "
+        f"Ranks compute with {counted(record.rank.threads, 'thread')} each, and {host.cores:,} cores are there: "
         f"try OMP_NUM_THREADS={threads} (torchrun sets 1)"
     ]

@@ -8,13 +8,14 @@ workers that suffice       = worker seconds of a batch / the rest of the step
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from vitscale.explanation.cause import SlowCause, is_worth_naming, part_cost, saving_without
 from vitscale.explanation.code_lines import top_line
+from vitscale.explanation.host_cores import host_cores
 from vitscale.explanation.parts import JobParts
 from vitscale.explanation.rank_record import HookedRank
 from vitscale.explanation.step_table import JobStepTimes
@@ -47,7 +48,7 @@ def _data_wait(parts: JobParts, table: JobStepTimes) -> SlowCause | None:
     if not is_worth_naming(saving, parts.mean_step_seconds):
         return None
     cost = part_cost(table, "data")
-    supply = _LoaderSupply.of(parts.records[0], cost.value, parts.step.value)
+    supply = _LoaderSupply.of(parts.records, cost.value, parts.step.value)
     code = top_line(parts.records, "data")
     in_process = supply.workers == 0
     location = f"; most of it at {code}" if code is not None and in_process else ""
@@ -67,21 +68,22 @@ class _LoaderSupply:
     free_cores: int
     """Cores of the rank that do not compute."""
     cores: int
-    """Cores of the rank: those that its process may use, shared by the ranks of the host."""
+    """Cores of the rank: its share of those that the ranks of its host may use."""
     needed_workers: int | None
     """Workers that suffice for data to be there in time; None where that is unknown."""
 
     @classmethod
-    def of(cls, record: HookedRank, wait_seconds: float, step_seconds: float) -> _LoaderSupply:
-        """Work out the supply of one rank's loader, which stands for all.
+    def of(cls, records: Sequence[HookedRank], wait_seconds: float, step_seconds: float) -> _LoaderSupply:
+        """Work out the supply of the first rank's loader, which stands for all.
 
         Args:
-            record: what the rank recorded.
+            records: what the ranks recorded.
             wait_seconds: mean seconds of a step in which it waits for data.
             step_seconds: the usual step.
         """
+        record = records[0]
         rank = record.rank
-        cores = max(1, rank.cpus // max(1, rank.local_world_size))
+        cores = host_cores(records, rank.host).cores_of_rank
         computing = max(1, rank.threads) if rank.device == "cpu" else 1
         workers = record.loader.workers if record.loader is not None else None
         batch_seconds = wait_seconds if not workers else workers * step_seconds

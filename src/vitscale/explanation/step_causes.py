@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from vitscale.explanation.cause import CauseKind, SlowCause, is_worth_naming, part_cost, saving_without
 from vitscale.explanation.code_lines import top_line
+from vitscale.explanation.host_cores import host_cores
 from vitscale.explanation.host_waits import waiting_line
 from vitscale.explanation.intervals import step_interval
 from vitscale.explanation.parts import JobParts, transfer_by_step
@@ -238,20 +240,15 @@ def thread_cause(parts: JobParts) -> SlowCause | None:
     )
 
 
+@dataclass(frozen=True)
 class HostThreads:
-    """Ranks and threads on one host."""
+    """Ranks, threads and cores of one host."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.ranks = 0
-        self.threads = 0
-        self.cores = 1
-
-    def add(self, record: HookedRank) -> None:
-        """Count a rank; the host has the cores of the rank that may use most."""
-        self.ranks += 1
-        self.threads += max(1, record.rank.threads)
-        self.cores = max(self.cores, record.rank.cpus)
+    name: str
+    ranks: int
+    """Ranks that left a record, whose threads are counted."""
+    threads: int
+    cores: int
 
     @property
     def oversubscription(self) -> float:
@@ -260,8 +257,12 @@ class HostThreads:
 
 
 def _hosts(parts: JobParts) -> list[HostThreads]:
-    """Return the ranks and threads of each host."""
-    hosts: dict[str, HostThreads] = {}
+    """Return the ranks, threads and cores of each host."""
+    records_by_host: dict[str, list[HookedRank]] = {}
     for record in parts.records:
-        hosts.setdefault(record.rank.host, HostThreads(record.rank.host)).add(record)
-    return [*hosts.values()]
+        records_by_host.setdefault(record.rank.host, []).append(record)
+    hosts = []
+    for name, records in records_by_host.items():
+        threads = sum(max(1, record.rank.threads) for record in records)
+        hosts.append(HostThreads(name, len(records), threads, host_cores(records, name).cores))
+    return hosts

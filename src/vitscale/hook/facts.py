@@ -45,6 +45,7 @@ def rank_line(parameter: Any) -> HookedRankLine:
         cpus=_usable_cores(),
         wall_ns=wall_ns,
         monotonic_ns=monotonic_ns(),
+        core_mask=_core_mask(),
     )
 
 
@@ -120,6 +121,13 @@ def _usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _core_mask() -> str | None:
+    """Bits of the cores that the process may use; None where the system does not say."""
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    return f"{sum(1 << core for core in os.sched_getaffinity(0)):x}"
 
 
 def _unwrapped(root: Any) -> Any:

@@ -127,6 +127,8 @@ class HookedRankLine(Line):
     wall_ns: int
     monotonic_ns: int
     """Both clocks at the same moment."""
+    core_mask: str | None = None
+    """Cores that the process may use as hexadecimal bits, core 0 the lowest."""
 
 
 @dataclass(frozen=True)

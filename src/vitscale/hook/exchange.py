@@ -7,6 +7,7 @@ program's. On a GPU its times are events that the host would have to wait for, s
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from time import monotonic_ns, time_ns
 from typing import Any
 
@@ -37,15 +38,17 @@ class DdpTimes:
         )
 
 
-def find_ddp(root: Any) -> Any:
-    """The DDP module that is the root, or lies in the root below other wrappers; None without DDP."""
+def find_ddp(roots: Iterable[Any]) -> Any:
+    """The only DDP module among the model's roots and below them; None without one, or where there are several.
+
+    Several DDP modules each know when their own gradients were ready, and none when the rank's last one was.
+    """
     distributed = sys.modules.get("torch.nn.parallel.distributed")
     if distributed is None:
         return None
-    for module in root.modules():
-        if isinstance(module, distributed.DistributedDataParallel):
-            return module
-    return None
+    modules = {id(module): module for root in roots for module in root.modules()}
+    found = [module for module in modules.values() if isinstance(module, distributed.DistributedDataParallel)]
+    return found[0] if len(found) == 1 else None
 
 
 def ddp_times(ddp: Any) -> DdpTimes | None:

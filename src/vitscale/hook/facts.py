@@ -62,7 +62,7 @@ def model_line(root: Any, *, compiled_in_place: bool, autocast: str | None) -> H
     elements_by_dtype: Counter[str] = Counter()
     for parameter in parameters:
         elements_by_dtype[str(parameter.dtype).replace("torch.", "")] += parameter.numel()
-    ddp = find_ddp(root)
+    ddp = find_ddp([root])
     return HookedModelLine(
         class_name=type(_unwrapped(root)).__name__,
         parameters=sum(parameter.numel() for parameter in parameters),

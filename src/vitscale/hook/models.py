@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from .exchange import DdpTimes, ddp_times, find_ddp
 from .facts import model_line
 from .lines import HookedModelLine
@@ -17,16 +20,18 @@ class ModelDescriber:
         self._autocast: str | None = None
         self._ddp_times: DdpTimes | None = None
 
-    def describe(self, root: TimedCall, autocast: str | None) -> HookedModelLine | None:
+    def describe(self, root: TimedCall, roots: Sequence[Any], autocast: str | None) -> HookedModelLine | None:
         """The root's line; None if nothing is new.
 
         Args:
+            root: the first one that the program has called.
+            roots: modules of all roots, this one included.
             autocast: dtype inside its forward, "none", or None while that is not known.
         """
         if root is self._described and autocast == self._autocast:
             return None
         if root is not self._described:
-            ddp = find_ddp(root.module)
+            ddp = find_ddp(roots)
             self._ddp_times = None if ddp is None else ddp_times(ddp)
         self._described = root
         self._autocast = autocast

@@ -114,7 +114,7 @@ class RecordingRank:
         self._were_roots_timed = roots.is_in_place and not self._marks.is_closed_late
         root = roots.called_root()
         if root is not None:
-            model_line = self._describer.describe(root, self._parts.autocast.dtype)
+            model_line = self._describer.describe(root, roots.modules(), self._parts.autocast.dtype)
             if model_line is not None:
                 self._recorder.put(model_line)
 

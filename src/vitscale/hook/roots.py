@@ -102,6 +102,10 @@ class RootFinder:
         """Whether one of the timed modules has been called with gradients: the root is among them."""
         return any(call.was_called for call in self._calls)
 
+    def modules(self) -> list[Any]:
+        """The timed modules that the program still has."""
+        return [call.module for call in self._calls if call.module is not None]
+
     def called_root(self) -> TimedCall | None:
         """The call of the root that the program has called with gradients; None as long as there is none."""
         for call in self._calls:
@@ -136,8 +140,7 @@ class RootFinder:
     def _descend(self) -> None:
         """Time the children of all modules that were timed in vain."""
         self._descents += 1
-        modules = [call.module for call in self._calls if call.module is not None]
-        self._time_instead([child for module in modules for child in trained_children(module)])
+        self._time_instead([child for module in self.modules() for child in trained_children(module)])
 
     def _time_instead(self, modules: Iterable[Any]) -> None:
         for call in self._calls:

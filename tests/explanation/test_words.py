@@ -113,3 +113,11 @@ def test_names_from_a_rank_s_file_cannot_move_the_cursor() -> None:
     text = shown(answer_to(job), verbose=True)
     assert not any("\x1b" in line or "\n" in line for line in text)
     assert any("\\x1b[2J evil.py:3" in line for line in text)
+
+
+def test_all_files_that_were_written_are_counted_though_few_are_listed() -> None:
+    listed_files = ("crop-1.png (2 kB)", "crop-2.png (1 kB)")
+    session = SessionFacts(Path("r"), listed_files, number_written=5000, all_files_looked_at=False)
+    document = answer_document(answer_to(JOBS["healthy"]), session)
+    text = " ".join(line.plain.strip() for line in terminal_lines(document, 80, False))
+    assert "The program wrote at least 5,000 files meanwhile: crop-1.png" in text

@@ -114,7 +114,10 @@ def _slow_rank(answer: ExplainAnswer) -> RankStepParts | None:
     """Return the parts of the rank that is a cause by itself; None where there is no such rank."""
     if answer.parts is None:
         return None
-    slow_ranks = {rank for cause in answer.causes if cause.kind == "slow-rank" for rank in cause.ranks}
+    slow_ranks: set[int] = set()
+    for cause in answer.causes:
+        if cause.kind == "slow-rank":
+            slow_ranks.update(cause.ranks)
     for rank in answer.parts.ranks:
         if rank.rank in slow_ranks:
             return rank
